@@ -247,7 +247,21 @@ def conv_net():
     )  # fmt: skip
 
 
+class Sampled(torch.nn.Module):
+    """Features read at places that are learned, too: attention that samples a few of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.places = torch.nn.Linear(4, 2 * 32 * 64)
+
+    def forward(self, image, x):
+        places = torch.tanh(self.places(x)).view(2, 32, 64, 2)
+        return F.grid_sample(self.features(image), places, align_corners=False).sum(-1)
+
+
 MODELS = {
+    "sampled": (Sampled(), [torch.randn(2, 3, 6, 6), torch.randn(2, 4)]),
     "language_model": (LanguageModel(2, 32), [torch.randint(0, 128, (2, 16))] * 2),
     "conv_net": (conv_net(), [torch.randn(4, 3, 16, 16)]),
     "mlp": (
@@ -269,6 +283,26 @@ def test_saves_no_more_than_eager(name, table):
     ours = min_cut_partition(j).saved_bytes
     assert ours <= default_partition(j).saved_bytes
     assert ours <= eager_saved_bytes(module, inputs), (ours, eager_saved_bytes(module, inputs))
+
+
+class _OfInputs(torch.autograd.Function):
+    """Keeps what is small, and computes what is wide again, as users write it by hand."""
+
+    @staticmethod
+    def forward(ctx, a, w):
+        ctx.save_for_backward(a, w)
+        return (a @ w).tanh().sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, w = ctx.saved_tensors
+        slope = grad * (1 - (a @ (w * 2) / 2).tanh() ** 2)
+        return slope @ w.T, a.T @ slope
+
+
+def test_what_eager_computes_in_the_backward_is_computed_there():
+    parts = min_cut_partition(joint(lambda a, w: (_OfInputs.apply(a, w),), p(256, 4), p(4, 256)))
+    assert parts.saved_bytes == 0 and len(parts.saved_primals) == 2
 
 
 def test_recomputed_values_stand_near_their_use():

@@ -9,7 +9,12 @@ from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES
 from dovetail_inductor.scheduler.live_bytes import live_bytes
-from dovetail_inductor.scheduler.memory import GPU_SLAB_PEAK, SMALLER_BYTES, plan_memory
+from dovetail_inductor.scheduler.memory import (
+    GPU_SLAB_PEAK,
+    SMALL_BYTES,
+    SMALLER_BYTES,
+    plan_memory,
+)
 from dovetail_inductor.scheduler.slabs import MOST_SLABS
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
@@ -101,6 +106,25 @@ def test_on_a_gpu_buffers_live_in_the_slab_otherwise():
     graph = on_gpu(lambda x, w: narrow(x, w).sum(), torch.randn(192, 1024), torch.randn(1024, 1024))
     memory = plan_memory(graph)
     assert max(graph.buffers[n].nbytes for n in memory.offsets) == 192 * 1024 * 4
+
+
+def test_on_a_gpu_a_few_small_buffers_leave_slabs_that_raise_the_peak() -> None:
+    """Converted weights of early convolutions, in slabs that are still held at the peak."""
+
+    def fn(x: Tensor, small: Tensor, kernel: Tensor) -> Tensor:
+        for _ in range(MOST_SLABS + 2):
+            weight = torch.relu(kernel * small.sum())
+            small = torch.relu(small) * weight.sum()  # lives on while images are made
+            image = torch.conv2d(x, weight, padding=1)
+            x = torch.conv2d(torch.relu(image), kernel, padding=1) + x
+        return x.sum() + small.sum()
+
+    image, kernel = torch.randn(1, 64, 256, 256), torch.randn(64, 64, 3, 3)
+    graph = on_gpu(fn, image, torch.randn(64), kernel)
+    memory = plan_memory(graph)
+    assert kernel.nbytes >= SMALL_BYTES
+    assert all(graph.buffers[n].nbytes < SMALL_BYTES for n in memory.offsets)
+    assert sum(memory.slab_bytes.values()) < SMALL_BYTES
 
 
 def convolutions(x: Tensor, *weights: Tensor) -> Tensor:

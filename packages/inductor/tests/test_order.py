@@ -11,8 +11,11 @@ from dovetail_inductor.pipeline import PassLog, compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.order import order
+from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_runtime.reference import ReferenceExecutor
+from dovetail_runtime.triton_build import run_in_interpreter
 
 MIB = 1 << 20
 
@@ -107,3 +110,37 @@ def test_an_input_that_the_call_owns_counts_when_steps_are_ordered():
     assert texts["order", False] != texts["order", True]
     assert texts["order", True].index("aten::mv") < texts["order", True].index("aten::mm")
     assert texts["live_bytes", True].startswith("peak ")
+
+
+def steep(x, w):
+    """Functions that are dear enough to be kept, of a half type, read by neighbours."""
+    wide = x[:, :, None] - w
+    for _ in range(12):
+        wide = wide * (wide + 1.5).sigmoid()
+    return (wide[..., 1:] * wide[..., :-1]).sum(-1)
+
+
+def test_what_is_most_of_the_peak_is_rounded_as_in_eager():
+    inputs = torch.randn(16, 128).bfloat16(), torch.randn(16).bfloat16()
+    gm = trace_aten(steep, *inputs, decompositions=core_aten_table())
+    texts = {}
+    log = PassLog(dump=texts.__setitem__)
+    plan = compile_graph(gm, options=InductorOptions(triton=True), log=log)
+    assert "0.06 MiB [16, 128, 16]" in texts["live_bytes"]
+    (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    exact = steep(*(i.double() for i in inputs))
+    assert (got - exact).abs().max() <= 1.1 * (steep(*inputs) - exact).abs().max()
+    # Beside what is larger it stays as it is.
+    large = torch.randn(512, 512).bfloat16()
+    gm = trace_aten(
+        lambda x, w, m: (steep(x, w), (m.sin() @ m.t()).sum()),
+        *inputs, large, decompositions=core_aten_table(),
+    )  # fmt: skip
+    assert "0.12 MiB [16, 128, 16]" in live_bytes_of_all(gm)
+
+
+def live_bytes_of_all(gm):
+    graph = fuse(lower(gm, True), InductorOptions(triton=True))
+    options = InductorOptions(triton=True)
+    graph = round_at_peak(order(graph), frozenset(), options)
+    return "\n".join(f"{b.nbytes / MIB:.2f} MiB {list(b.shape)}" for b in graph.buffers.values())

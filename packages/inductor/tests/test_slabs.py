@@ -95,11 +95,22 @@ def test_a_slab_is_cut_for_what_is_there_after_a_peak_too() -> None:
     assert [s.first for s in found] == [0, 2] and peak(found, outside) == 964 * KIB
 
 
+def test_a_slab_is_cut_behind_the_last_of_equal_peaks() -> None:
+    """As the blocks of a network have: a cut behind the first alone gains nothing."""
+    tenants = [Tenant("across", 1 * KIB, 0, 7), Tenant("after", 64 * KIB, 6, 7)]
+    outside = [0, 900 * KIB, 0, 900 * KIB, 0, 900 * KIB, 0, 0]
+    found = cut_slabs(pack(tenants, GPU), tenants, outside)
+    assert [s.first for s in found] == [0, 6] and peak(found, outside) == 901 * KIB
+
+
 def test_a_cut_that_gains_little_is_not_made() -> None:
     tenants = [Tenant("early", 64 * KIB, 0, 1), Tenant("late", 48 * KIB, 2, 3)]
     outside = [0, 0, 0, 500 * KIB]
     assert len(cut_slabs(pack(tenants, GPU), tenants, outside)) == 1
-    many = [replace(t, nbytes=t.nbytes * 4) for t in tenants]
+    large = [0, 0, 0, 4 << 30]
+    tenants = [replace(t, nbytes=t.nbytes * 4) for t in tenants]
+    assert len(cut_slabs(pack(tenants, GPU), tenants, large)) == 1
+    many = tenants
     assert len(cut_slabs(pack(many, GPU), many, outside)) == 2
 
 

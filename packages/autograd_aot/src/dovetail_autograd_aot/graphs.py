@@ -302,6 +302,10 @@ GIVEN_WITH = "given_with"
 value, a gradient, to be there at all."""
 
 
+ASKED_BY_BACKWARD = "asked_by_backward"
+"""Metadata of a node that the backward computes in eager, be it that the forward does, too."""
+
+
 SAVES_NOTHING = "saves_nothing"
 """Metadata of a node of the backward: whether autograd's node that it is of saves no tensors, and
 so can run again after it is freed."""

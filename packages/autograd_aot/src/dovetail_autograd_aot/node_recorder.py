@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.autograd_facts import saves_nothing
 from dovetail_autograd_aot.copies import copies_input
-from dovetail_autograd_aot.graphs import SAVES_NOTHING
+from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD, SAVES_NOTHING
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import is_contiguous, merge_key, same_metadata, values, values_of
 
@@ -105,6 +105,8 @@ class NodeRecorder:
             key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)
             known = self._known.get(key)
             if known is not None:
+                if self.in_backward and type(known) is Node:
+                    known.meta[ASKED_BY_BACKWARD] = True
                 return known
         known_symbols = len(self.data_env.unbacked)
         value = propagate(func, values(args), values_of(kwargs))
@@ -165,7 +167,7 @@ class NodeRecorder:
         if self.checkpoint is not None:
             node.meta["checkpoint"] = self.checkpoint
         if self.in_backward:
-            node.meta["in_backward"] = True
+            node.meta["in_backward"] = node.meta[ASKED_BY_BACKWARD] = True
             node.meta[SAVES_NOTHING] = saves_nothing(torch._C._current_autograd_node())
         return node
 

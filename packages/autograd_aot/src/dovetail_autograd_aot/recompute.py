@@ -15,6 +15,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.values import hint, value_bytes
 
@@ -23,6 +24,7 @@ aten = torch.ops.aten
 _NEVER = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _NUMBERS = (torch.int64, torch.int32)
 SECTOR = 32  # bytes that memory gives at least
+LARGE_BYTES = 1 << 16
 # The dimension that a product sums over, of its first factor; and which argument that is.
 _PRODUCTS: dict[Any, int] = {
     aten.mm.default: 0,
@@ -46,18 +48,36 @@ def may_run_twice(node: Node) -> bool:
 def gathers_rows(node: Node) -> bool:
     """Whether a node reads whole rows by their numbers, as a graph network does its nodes' for each
     edge: read from where they lie, they cost what reading a copy of them would."""
+    found = _gathered(node)
+    if found is None:
+        return False
+    source, numbers = found
+    value = source.meta["val"]
+    row = math.prod(hint(n) for n in value._sizes[len(numbers) :]) * value.dtype.itemsize
+    return row >= SECTOR and bool(value.is_contiguous())
+
+
+def _gathered(node: Node) -> tuple[Node, list[Node | None]] | None:
+    """What a node reads elements of by their numbers, and these, for each dimension."""
     arguments: Any = node.args
     if node.target is aten.index.Tensor:
         source, numbers = arguments[:2]
     elif node.target is aten.index_select.default:
         source, numbers = arguments[0], [*[None] * arguments[1], arguments[2]]
     else:
-        return False
+        return None
     if any(isinstance(i, Node) and i.meta["val"].dtype not in _NUMBERS for i in numbers):
-        return False  # how many are true is known on the way only
-    value = source.meta["val"]
-    row = math.prod(hint(n) for n in value._sizes[len(numbers) :]) * value.dtype.itemsize
-    return row >= SECTOR and bool(value.is_contiguous())
+        return None  # how many are true is known on the way only
+    return source, numbers
+
+
+def is_backwards_own(node: Node) -> bool:
+    """Whether eager's backward computes a node, of some size, and what may run twice: no other
+    needs it, or it gathers what the forward has gathered, as the gradient of an interpolation
+    does. (To save the smaller ones is a launch less.)"""
+    if ASKED_BY_BACKWARD not in node.meta or value_bytes(node.meta.get("val")) < LARGE_BYTES:
+        return False
+    return _gathered(node) is not None or ("in_backward" in node.meta and may_run_twice(node))
 
 
 def work_for_a_byte(node: Node) -> float:

@@ -23,7 +23,7 @@ from dovetail_autograd_aot.copies import is_copy_of_input
 from dovetail_autograd_aot.graphs import GIVEN_WITH, JointGraph
 from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
-from dovetail_autograd_aot.recompute import gathers_rows
+from dovetail_autograd_aot.recompute import gathers_rows, is_backwards_own
 
 aten = torch.ops.aten
 
@@ -139,7 +139,7 @@ class Roles:
                 return node in self.inside
         if node in self.exact or is_copy_of_input(node):
             return False
-        return may_recompute(node) or self._gathers_rows(node)
+        return may_recompute(node) or is_backwards_own(node) or self._gathers_rows(node)
 
     def _gathers_rows(self, node: Node) -> bool:
         """Whether a node gathers rows of what is in memory. Not of inputs: eager keeps none of

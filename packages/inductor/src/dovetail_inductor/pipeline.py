@@ -16,6 +16,7 @@ from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.read_parts import read_parts
+from dovetail_inductor.scatter_sums import scatter_sums
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.few_rows import multiply_few_rows
@@ -25,6 +26,7 @@ from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
+from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_inductor.scheduler.unpadded import write_unpadded
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
@@ -81,8 +83,10 @@ def compile_graph(
 
     # Before anything is in memory: fewer whole tensors that differ in a part.
     read = passes.run("read_parts", lambda: read_parts(gm))
+    # Before scatters have memory of their own.
+    summed = passes.run("scatter_sums", lambda: scatter_sums(read))
     # Before ops become loops, which know no complex numbers.
-    split = passes.run("complex_parts", lambda: complex_parts(read, chosen))
+    split = passes.run("complex_parts", lambda: complex_parts(summed, chosen))
     # Ops become loop nests over buffers; views become index arithmetic.
     loops = passes.run("lower", lambda: lower(split, chosen.triton, chosen.everywhere, branch))
     # Before anything looks at loops: drop what no one needs.
@@ -97,6 +101,9 @@ def compile_graph(
     # Before steps are moved for other reasons, which is then done within bounds.
     owned = _owned(gm, kernels)
     kernels = passes.run("order", lambda: order(kernels, owned))
+    # Needs the order of steps; before the forms of kernels are chosen, for which types count.
+    ordered = kernels
+    kernels = passes.run("round_at_peak", lambda: round_at_peak(ordered, owned, chosen))
     # While kernels that may follow a product in one kernel have launches of their own: first what
     # needs no measuring.
     kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, chosen))

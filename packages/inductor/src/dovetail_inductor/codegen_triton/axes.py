@@ -5,21 +5,22 @@ from __future__ import annotations
 from math import prod
 
 from dovetail_inductor.codegen_triton.body import Lines
+from dovetail_inductor.codegen_triton.pairs import pair_mask
 from dovetail_inductor.codegen_triton.tiling import Tiling
 
 
-def define_grid(lines: Lines, tiling: Tiling, wide: bool) -> None:
+def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -> None:
     """Define the axes that the grid goes through, from the number of the program; `wide`: in 64
-    bits."""
+    bits. With `pairs` the last axis also as one of twice as many points (see `pairs`)."""
     if wide:
         lines.add("pid = pid.to(tl.int64)")
     rest = "pid"
     for position, axis in reversed(list(enumerate(tiling.grid_axes))):
-        if position == 0:
-            define_axis(lines, tiling, wide, position, scaled(rest, axis.block))
-        else:
-            start = scaled(f"({rest} % {axis.blocks})", axis.block)
-            define_axis(lines, tiling, wide, position, start)
+        number = f"({rest} % {axis.blocks})" if position else rest
+        define_axis(lines, tiling, wide, position, scaled(number, axis.block))
+        if pairs and axis is tiling.axes[-1]:
+            _define_pairs(lines, tiling, wide, scaled(number, 2 * axis.block))
+        if position:
             rest = f"{rest} // {axis.blocks}"
 
 
@@ -50,6 +51,23 @@ def define_axis(lines: Lines, tiling: Tiling, wide: bool, position: int, start: 
         if offset:
             text = f"{text} % {var.size}"
         lines.add(f"v{first + offset} = {text}")
+
+
+def _define_pairs(lines: Lines, tiling: Tiling, wide: bool, start: str) -> None:
+    """Define the last axis's flat index, mask and variables for blocks of twice the length, in
+    which the last variable counts the elements of pairs."""
+    position, axis = len(tiling.axes) - 1, tiling.axes[-1]
+    spread = "" if position == 0 else _shape_of(tiling, position)
+    name, in_64_bits = f"{axis.name}2", ".to(tl.int64)" if wide else ""
+    lines.add(f"{name} = {start} + tl.arange(0, {2 * axis.block}){spread}{in_64_bits}")
+    if axis.masked:
+        lines.add(f"{pair_mask(axis.mask)} = {name} < {2 * axis.size}")
+    first = sum(len(a.vars) for a in tiling.axes[:-1])
+    sizes = [*(v.size for v in axis.vars[:-1]), 2 * axis.vars[-1].size]
+    for offset, size in enumerate(sizes):
+        below = prod(sizes[offset + 1 :])
+        text = name if below == 1 else f"({name} // {below})"
+        lines.add(f"w{first + offset} = {text}{f' % {size}' if offset else ''}")
 
 
 def _shape_of(tiling: Tiling, position: int) -> str:

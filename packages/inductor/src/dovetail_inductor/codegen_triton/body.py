@@ -36,10 +36,14 @@ class Lines:
 
     def define(self, expression: str, prefix: str = "t") -> str:
         """A new name for the value of an expression."""
-        name = f"{prefix}{self.counter}"
-        self.counter += 1
+        name = self.fresh(prefix)
         self.add(f"{name} = {expression}")
         return name
+
+    def fresh(self, prefix: str = "t") -> str:
+        """A new name."""
+        self.counter += 1
+        return f"{prefix}{self.counter - 1}"
 
 
 def literal(value: Scalar, dtype: torch.dtype, rank: int) -> str:
@@ -62,7 +66,8 @@ class BodyEmitter:
     from memory; `parameter` names a buffer's pointer, or its element if it comes `by_value`; `use`
     is told each helper that is called; `policy` tells what a cache should do with what is read.
     With `narrow` the values of transcendental functions end in 2 bytes. `rough`: the uids of
-    quotients that may be off by their last digits.
+    quotients that may be off by their last digits. `paired` gives what is read with its neighbour
+    in memory, or None for what is read by itself.
     """
 
     lines: Lines
@@ -74,6 +79,7 @@ class BodyEmitter:
     forward: Callable[[Load], str | None]
     use: Callable[[str], None]
     policy: Callable[[Load], str | None]
+    paired: Callable[[Load], str | None]
     narrow: bool = False
     rough: Container[int] = ()
 
@@ -112,6 +118,10 @@ class BodyEmitter:
         if self.by_value(load.buffer):
             return self._given(load, mask)
         storage = self.buffers[load.buffer].dtype
+        if (element := self.paired(load)) is not None:
+            if storage == load.dtype:
+                return element
+            return self.lines.define(f"{element}.to({TRITON_TYPES[load.dtype]})")
         offset = self.index(load.index, read)
         buffer = self.buffers[load.buffer]
         conditions = [

@@ -25,6 +25,7 @@ from dovetail_inductor.codegen_triton.axes import define_axis, define_grid
 from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines
 from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
+from dovetail_inductor.codegen_triton.pairs import Pairs, pairs_of
 from dovetail_inductor.codegen_triton.passes import (
     by_pass,
     computed,
@@ -97,6 +98,7 @@ class Emission:
     totals: dict[str, str] = field(default_factory=dict)  # running totals of the current pass
     later: frozenset[str] = frozenset()  # rows that a later pass reads
     again: frozenset[str] = frozenset()  # rows that an earlier pass has read
+    pairs: Pairs | None = None
 
     @cached_property
     def wide(self) -> bool:
@@ -122,7 +124,8 @@ class Emission:
 
     def run(self) -> KernelBody:
         """Emit everything."""
-        define_grid(self.lines, self.tiling, self.wide)
+        self.pairs = pairs_of(self.kernel, self.tiling, self.buffers, self._by_value)
+        define_grid(self.lines, self.tiling, self.wide, self.pairs is not None)
         if self.tiling.columns and not self.tiling.looped:
             self._column_index("0")
         if self.tiling.looped:
@@ -356,6 +359,7 @@ class Emission:
             forward=self._forward,
             use=self.helpers.add,
             policy=self._policy,
+            paired=self._paired,
             narrow=self.narrow,
             rough=self.rough,
         )
@@ -365,6 +369,11 @@ class Emission:
         if buffer not in self.parameters:
             self.parameters[buffer] = f"p{len(self.parameters)}"
         return self.parameters[buffer]
+
+    def _paired(self, load: Load) -> str | None:
+        if self.pairs is None or load.mask is not None:
+            return None
+        return self.pairs.load(self.lines, self.parameter(load.buffer), load.buffer, load.index)
 
     def _by_value(self, buffer: str) -> bool:
         return passed_by_value(buffer, self.kernel.writes(), self.buffers)
@@ -393,6 +402,9 @@ class Emission:
         condition = f", {' & '.join(masks)}" if masks else ""
         shape = self.tiling.shape(free)
         stored = f"tl.broadcast_to({value}, {shape}).to({TRITON_TYPES[storage]})"
+        parameter, place = self.parameter(nest.buffer), (nest.buffer, nest.index)
+        if self.pairs and self.pairs.store(self.lines, parameter, place, stored, free):
+            return
         self.lines.add(
             f"tl.store({self.parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape}), "
             f"{stored}{condition})"

@@ -27,7 +27,7 @@ PART = {
 @dataclass(frozen=True)
 class Buffer:
     """Memory for one tensor. `offset` is where its first element lies in its storage: 0 but for
-    inputs."""
+    inputs. `eager_dtype` is that of the tensor in eager if it is kept as loops have it instead."""
 
     name: str
     dtype: torch.dtype
@@ -35,6 +35,7 @@ class Buffer:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
+    eager_dtype: torch.dtype | None = None
 
     @cached_property
     def extent(self) -> int:

@@ -224,7 +224,8 @@ def _realize_wide(ctx: Context, value: Value) -> None:
         ctx.realize(value)
         return
     wide = replace(value, dtype=dtype, _memo={})
-    ctx.realize(wide)
+    name = ctx.realize(wide).buffer
+    ctx.buffers[name] = replace(ctx.buffers[name], eager_dtype=value.dtype)
     value.loader = lambda indices, mask: ctx.load(wide, indices, mask)
     value.forget_memo()
 

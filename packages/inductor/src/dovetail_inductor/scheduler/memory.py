@@ -11,7 +11,7 @@ import torch
 from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, lifetimes
-from dovetail_inductor.scheduler.slabs import Slab
+from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab
 from dovetail_inductor.scheduler.write_over import scattered_over, write_over
 
 # Beside library calls that allocate their results, a large buffer (`LARGE_BYTES`) on a GPU gets
@@ -23,6 +23,9 @@ from dovetail_inductor.scheduler.write_over import scattered_over, write_over
 SMALLER_BYTES = 1 << 18
 GPU_SLAB_PEAK = 1.002
 WORTH_BYTES = 1 << 19
+# A few smaller yet (converted weights of convolutions, say) leave slabs that raise the peak at all
+# by more than what is rounded up anyway.
+SMALL_BYTES, FEW_BUFFERS = 1 << 15, 16
 # On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
 # get memory of their own there only where the slab would raise the call's peak by more than this.
 SLAB_PEAK = 1.05
@@ -91,8 +94,13 @@ def _keep_out_of_slabs(lives: Lifetimes) -> None:
     lives.outside |= {name for name in lives.first if graph.buffers[name].is_symbolic}
     for limit in (LARGE_BYTES, SMALLER_BYTES):
         more = lives.at_least(limit, "cuda") - lives.outside
-        if more and _slab_raises_peak(lives, GPU_SLAB_PEAK) and not _fits_in_slabs(lives):
-            lives.outside |= more
+        if more and _slab_raises_peak(lives, GPU_SLAB_PEAK):
+            if _raised_by_slabs(lives) > (GPU_SLAB_PEAK - 1) * _peak(lives):
+                lives.outside |= more
+    few = lives.at_least(SMALL_BYTES, "cuda") - lives.outside
+    if few and len(few) <= FEW_BUFFERS:
+        if _raised_by_slabs(lives) > max(SMALL_BYTES, WORTH_PART * _peak(lives)):
+            lives.outside |= few
     large = lives.at_least(LARGE_BYTES, "cpu")
     if large - lives.outside and _slab_raises_peak(lives, SLAB_PEAK):
         lives.outside |= large
@@ -108,11 +116,16 @@ def _slab_raises_peak(lives: Lifetimes, much: float) -> bool:
     return slab + outside_peak > max(much * live_peak, live_peak + WORTH_BYTES)
 
 
-def _fits_in_slabs(lives: Lifetimes) -> bool:
-    """Whether slabs of all that may lie in some, each held for its own time, take no more at the
-    peak than buffers that come and go."""
+def _raised_by_slabs(lives: Lifetimes) -> int:
+    """How many bytes more slabs of all that may lie in some, each held for its own time, take at
+    the peak than buffers that come and go."""
     there = lives.bytes_at(lives.outside)
     for slab in lives.slabs(allocated=lives.outside):
         for position in range(slab.first, slab.last + 1):
             there[position] += slab.nbytes
-    return max(there) <= GPU_SLAB_PEAK * max(lives.bytes_at(lives.first.keys()))
+    return max(there) - _peak(lives)
+
+
+def _peak(lives: Lifetimes) -> int:
+    """The most bytes at any step if each buffer came and went by itself."""
+    return max(lives.bytes_at(lives.first.keys()))

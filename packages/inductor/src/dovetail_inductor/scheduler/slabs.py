@@ -15,7 +15,7 @@ import torch
 
 ALIGNMENT = 64
 # A cut is worth an allocation if the call's peak falls by so many bytes and by this part of it.
-WORTH_BYTES, WORTH_PART = 1 << 15, 0.005
+WORTH_BYTES, WORTH_PART = 1 << 15, 1e-4
 MOST_SLABS = 4
 
 
@@ -59,10 +59,11 @@ def cut_slabs(slab: Slab, tenants: Iterable[Tenant], outside: Sequence[int]) -> 
     slabs = [slab]
     least = _least(by_name.values(), outside)
     while len(slabs) < MOST_SLABS:
-        peak, at = _peak(slabs, outside)
+        peak, *ends = _peak(slabs, outside)
         if peak - least < max(WORTH_BYTES, WORTH_PART * peak):
             break
-        found = [(_peak(cut, outside)[0], cut) for cut in _cuts(slabs, by_name, at)]
+        cuts = (cut for at in dict.fromkeys(ends) for cut in _cuts(slabs, by_name, at))
+        found = [(_peak(cut, outside)[0], cut) for cut in cuts]
         best, cut = min(found, key=lambda f: f[0], default=(peak, slabs))
         if peak - best < max(WORTH_BYTES, WORTH_PART * peak):
             break
@@ -92,14 +93,15 @@ def _cuts(slabs: list[Slab], by_name: Mapping[str, Tenant], at: int) -> Iterable
                 yield [*others, held, given_back]
 
 
-def _peak(slabs: Sequence[Slab], outside: Sequence[int]) -> tuple[int, int]:
-    """The most bytes at any step, and the step."""
+def _peak(slabs: Sequence[Slab], outside: Sequence[int]) -> tuple[int, int, int]:
+    """The most bytes at any step, and the first and the last such step. (The blocks of a network
+    have one each.)"""
     there = list(outside)
     for slab in slabs:
         for step in range(slab.first, min(slab.last, len(there) - 1) + 1):
             there[step] += slab.nbytes
-    at = max(range(len(there)), key=there.__getitem__)
-    return there[at], at
+    most = max(there)
+    return most, there.index(most), len(there) - 1 - there[::-1].index(most)
 
 
 def _least(tenants: Iterable[Tenant], outside: Sequence[int]) -> int:
