@@ -56,6 +56,7 @@ class Interpreter:
     none = NONE
     handlers = library.HANDLERS
     code_handlers = library.CODE_HANDLERS
+    named_handlers = library.NAMED_HANDLERS
     arrays = library.numpy_functions
     new_handlers = library.NEW_HANDLERS
     pure_classes = library.PURE_CLASSES

@@ -37,6 +37,7 @@ from dovetail_capture.interpreter.library import (
     torch_functions,
     torch_polyfills,
     transforms,
+    triton_launches,
 )
 from dovetail_capture.interpreter.library.conversions import to_text
 from dovetail_capture.interpreter.library.handlers import Handler
@@ -48,6 +49,7 @@ from dovetail_capture.interpreter.protocols import class_attributes
 __all__ = [
     "CODE_HANDLERS",
     "HANDLERS",
+    "NAMED_HANDLERS",
     "NEW_HANDLERS",
     "PURE_CLASSES",
     "call_transformed",
@@ -107,6 +109,8 @@ CODE_HANDLERS = {
     **transforms.CODE_HANDLERS,
     **normalisation.CODE_HANDLERS,
 }
+# By module and qualified name: of what is never imported here, and may be another object later.
+NAMED_HANDLERS: dict[tuple[str, str], Handler] = {**triton_launches.BY_NAME}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,

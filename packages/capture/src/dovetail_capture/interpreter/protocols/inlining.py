@@ -157,9 +157,10 @@ def inline(
         handled: Value | None = by_code(vm, real, args, kwargs)
         if handled is not None:
             return handled
-    own = _OWN_API.get((real.__module__, code.co_qualname))
+    called = (real.__module__, code.co_qualname)
+    own = _OWN_API.get(called) or vm.named_handlers.get(called)
     if own is not None:
-        return own(vm, args, kwargs)  # type: ignore[no-any-return]
+        return own(vm, args, kwargs)
     sources = vm.session.sources
     positional, keyword = read_function(vm, real)
     slots = bind(vm, code, positional, keyword, args, kwargs)
