@@ -129,6 +129,27 @@ def test_launches_are_part_of_one_graph(program: Callable[..., Tensor], dynamic:
     assert report.graphs == (2 if each_size else 1) and not report.breaks
 
 
+def same_rows(x: Tensor, y: Tensor) -> Tensor:
+    rows = torch.stack([x, y])
+    add[blocks(x)](rows[0], rows[1], rows[0], x.numel(), BLOCK=16)
+    return rows
+
+
+def one_past_the_other(x: Tensor, y: Tensor) -> Tensor:
+    chain = torch.cat([x, y])
+    add[(1,)](chain[:8], chain[8:16], chain[4:12], 8, BLOCK=8)
+    return chain
+
+
+def test_memory_that_a_kernel_is_given_twice() -> None:
+    x, y = torch.randn(2, 50).unbind()
+    compiled = dovetail.compile(same_rows, fullgraph=True)
+    torch.testing.assert_close(compiled(x, y), same_rows(x, y))
+    with pytest.raises(dovetail.CaptureError, match="memory that it is given twice"):
+        dovetail.compile(one_past_the_other, fullgraph=True)(x, y)
+    torch.testing.assert_close(dovetail.compile(one_past_the_other)(x, y), one_past_the_other(x, y))
+
+
 class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -57,10 +57,14 @@ def launch(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             constants.append((key, _constant(vm, name, key, value)))
             continue
         parameters.append((key, kind))
-        known = next((i for i, v in enumerate(values) if v is value and kind is torch.Tensor), None)
+        known = next((i for i, v in enumerate(values) if _is_same_memory(v, value)), None)
         places.append(len(values) if known is None else known)
         if known is None:
             values.append(value)
+    written = written_parameters(function) & {key for key, _ in parameters}
+    _check_apart(
+        name, values, {places[i] for i, (key, _) in enumerate(parameters) if key in written}
+    )
     defaults = {
         key: vm.held(p.default) if not isinstance(p.default, (int, float)) else Constant(p.default)
         for key, p in signature.parameters.items()
@@ -77,13 +81,62 @@ def launch(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             tuple(parameters),
             tuple(places),
             tuple(constants),
-            written_parameters(function) & {key for key, kind in parameters},
+            written,
             choices,
         )
     )
     nodes = [_detached(vm, v) if isinstance(v, TensorValue) else v for v in values]
     vm.record("call_function", operator, [*nodes, ListValue(numbers)], {})
     return NONE
+
+
+def _is_same_memory(first: Value, second: Value) -> bool:
+    """Are both tensors the same elements, seen alike?"""
+    if not (isinstance(first, TensorValue) and isinstance(second, TensorValue)):
+        return False
+    a: Any = first.fake
+    b: Any = second.fake
+    if a is b:
+        return True
+    if a._storage is not b._storage or a._dtype is not b._dtype or a.dim() != b.dim():
+        return False
+    layouts = _layout(a), _layout(b)
+    return _are_known(*layouts) and all(n == m for n, m in zip(*layouts, strict=True))
+
+
+def _layout(fake: Any) -> list[Any]:
+    return [fake._offset, *fake._sizes, *fake._strides]
+
+
+def _are_known(*layouts: list[Any]) -> bool:
+    """Does this call tell the numbers? (What is found of symbolic ones is guarded.)"""
+    return all(type(n) is int or n.node.hint is not None for layout in layouts for n in layout)
+
+
+def _check_apart(kernel: str, values: list[Value], written: set[int]) -> None:
+    """Break the graph where what a kernel writes to lies over another of its arguments: graphs are
+    made functional, so that it would not see there what it writes."""
+    for place in sorted(written):
+        for other, value in enumerate(values):
+            if other == place or not isinstance(value, TensorValue):
+                continue
+            a: Any = values[place].fake  # type: ignore[attr-defined]
+            b: Any = value.fake
+            if a._storage is b._storage and not _apart(a, b):
+                raise GraphBreakSignal(
+                    f"the Triton kernel `{kernel}` writes to memory that it is given twice", _HINT
+                )
+
+
+def _apart(a: Any, b: Any) -> bool:
+    """Do two tensors of one memory lie in different stretches of it?"""
+    if a._dtype is not b._dtype or not _are_known(_layout(a), _layout(b)):
+        return False
+    ends = [
+        fake._offset + sum((n - 1) * s for n, s in zip(fake._sizes, fake._strides, strict=True))
+        for fake in (a, b)
+    ]
+    return bool(ends[0] < b._offset) or bool(ends[1] < a._offset)
 
 
 def _distinct(choices: tuple[Any, ...]) -> tuple[Any, ...]:
