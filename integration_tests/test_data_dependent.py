@@ -26,6 +26,11 @@ def float_item(x: Tensor) -> Tensor:
     return x * s + s / 2
 
 
+def power_of_item(x: Tensor) -> tuple[Tensor, Tensor]:
+    s = x.mean().item()
+    return (x.abs() + 0.5) ** s, (x > 0).long() ** (x > 0).sum().item()
+
+
 def unique(x: Tensor) -> tuple[Tensor, ...]:
     v, i, c = torch.unique((x * 2).long(), return_inverse=True, return_counts=True)
     return v * 2, i + 1, c.float() / x.numel()
@@ -171,6 +176,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "columns by mask": lambda x: x[:, x[0] > 0].cos(),
     "item": item,
     "float item": float_item,
+    "power of item": power_of_item,
     "unique": unique,
     "unique_consecutive": lambda x: torch.unique_consecutive((x > 0).long())[:] * 2,
     "repeat_interleave": lambda x: torch.repeat_interleave(x, (x[:, 0] > 0).long() + 1, 0).cos(),

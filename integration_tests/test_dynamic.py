@@ -344,3 +344,16 @@ def test_numbers_of_objects_that_change_become_symbols(dynamic: bool | None) -> 
         torch.testing.assert_close(found, torch.full((n,), float(state["step"]) + rates[0]))
     report = dovetail.report(compiled)
     assert report.graphs <= 3 and not report.plain_frames
+
+
+def test_results_of_lists_of_tensors_of_any_size() -> None:
+    """Operators of lists that have no rule for lists: by those of one tensor."""
+
+    def largest(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [m * 2 for m in torch._foreach_max(tensors)]
+
+    compiled = dovetail.compile(largest, fullgraph=True, dynamic=True)
+    for size in (4, 7):
+        tensors = [torch.randn(size), torch.randn(size, 3)]
+        torch.testing.assert_close(compiled(tensors), largest(tensors))
+    assert dovetail.report(compiled).graphs == 1

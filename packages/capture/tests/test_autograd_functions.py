@@ -420,6 +420,29 @@ def test_what_a_backward_changes_breaks_the_graph() -> None:
     assert "a backward that reads a dict" in compiled.capture_context.log.breaks[0].reason
 
 
+def _scaled(grad: torch.Tensor, *, by: float = 3.0, extra: torch.Tensor | None = None) -> Any:
+    return grad * by if extra is None else grad * extra
+
+
+class CallsWithDefaults(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return _scaled(grad)  # type: ignore[no-any-return]
+
+
+def test_a_backward_calls_a_function_with_keyword_only_defaults() -> None:
+    compiled = optimize(
+        lambda x: CallsWithDefaults.apply(x).sum(), CountingBackend(), fullgraph=True
+    )
+    x = torch.randn(3, requires_grad=True)
+    (grad,) = torch.autograd.grad(compiled(x), x)
+    assert torch.equal(grad, torch.full((3,), 3.0))
+
+
 def test_parameters_that_are_closed_over_are_those_of_the_moment() -> None:
     layer = torch.nn.Linear(3, 3)
     backend = CountingBackend()

@@ -103,3 +103,15 @@ def test_an_error_without_a_node_is_an_error() -> None:
 
     with pytest.raises(BackendError, match="no"):
         optimize(lambda x: x + 1, backend)(torch.randn(3))
+
+
+def test_a_refused_graph_of_a_float_from_data_is_told_once() -> None:
+    """Such a float stays a symbol, also where the floats of the frame are plain."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y.sum().item()
+
+    compiled = optimize(f, Refusing("mul"), dynamic=True, fullgraph=True)
+    with pytest.raises(BackendError):
+        compiled(torch.randn(4), torch.randn(3))
+    assert compiled.capture_context.log.counters["plain floats"] <= 1

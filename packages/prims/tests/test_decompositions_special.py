@@ -118,6 +118,8 @@ def test_functions_that_loop():
         (aten.special_legendre_polynomial_p.n_scalar, [x.double(), 3]),
         (aten.lcm.default, [n - 3, 2 * n]),
         (aten.lcm.default, [(n - 3).int(), torch.tensor(6)]),
+        (aten.lcm.default, [(n + 93).to(torch.int8), (n + 16).to(torch.int8)]),
+        (aten.lcm.default, [(n + 9300).short(), (n + 170).to(torch.int8)]),
     ):
         seen = assert_matches_eager(table, op, args, {})
         assert {name_of(o) for o in seen} <= set(CORE_ATEN)

@@ -379,7 +379,8 @@ class CaptureContext:
         except CaptureError:
             raise
         except Exception as error:
-            if frame.draws or (frame.shape_env is not None and frame.shape_env.floats):
+            symbolic = frame.draws or (frame.shape_env is not None and frame.shape_env.floats)
+            if symbolic and not self._facts.of(code).plain_floats:
                 raise _NeedsPlainFloats from error  # what it refuses may be a symbolic number
             operation = _operation_of(frame.graph, error)
             if operation is not None and not (self.options.fullgraph or breaks_are_errors()):

@@ -37,9 +37,9 @@ def module_of(obj: Any) -> str:
 
 @functools.cache
 def skipped_directories() -> tuple[str, ...]:
-    """Directories whose code is run, not captured: torch, the standard library, our packages."""
+    """Directories whose code is run, not captured: torch, Triton, the standard library, ours."""
     found = [os.path.dirname(torch.__file__), os.path.dirname(os.__file__)]
-    for name in _OURS:
+    for name in (*_OURS, "triton"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             found += spec.submodule_search_locations

@@ -48,6 +48,7 @@ from dovetail_inductor.scheduler.kernels import (
     ProductKernel,
 )
 from dovetail_inductor.scheduler.memory import MemoryPlan
+from dovetail_inductor.scheduler.twins import in_place
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +166,12 @@ class _Writer:
             if call.binds:
                 self.data_dependent(call, args, kwargs, expected)
                 return
-            self.steps.append(CallAten(call.op, args, kwargs, call.outputs, expected))
+            own = in_place(call, self.memory.written_over)
+            count = len(own.outputs)
+            self.steps.append(CallAten(own.op, args, kwargs, own.outputs, expected[:count]))
+            for name in call.outputs[count:]:
+                assert name is not None
+                self.allocate(name)
 
     def control_flow(self, call: ExternCall) -> None:
         """A call of one of two plans, or of both in turn."""

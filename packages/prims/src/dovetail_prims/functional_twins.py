@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,24 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 _TYPES = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor", "List[Tensor]": "Tensor[]"}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What a twin stands for: `written` are the places and names of the arguments of `op` that it
+    copies, and gives after the `results` results of `op`."""
+
+    op: OpOverload
+    written: tuple[tuple[int, str], ...]
+    results: int
+
+
+_twins: dict[str, Twin] = {}  # by the name of the schema
+
+
+def twin_named(name: str) -> Twin | None:
+    """The twin of this name (`dovetail_functional::...`), if it is one."""
+    return _twins.get(name)
 
 
 @functools.cache
@@ -85,6 +104,8 @@ def functional_twin(op: OpOverload, absent: frozenset[int]) -> OpOverload | None
 
     library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dovetail_functional::{name}", fake, lib=library)
+    places = tuple((i, names[i]) for i in written)
+    _twins[f"dovetail_functional::{name}"] = Twin(op, places, count)
     twin: OpOverload = getattr(torch.ops.dovetail_functional, name).default
     return twin
 

@@ -45,6 +45,7 @@ from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -63,8 +64,8 @@ _IMMUTABLE = (
 
 
 def _is_immutable(real: Any) -> bool:
-    if isinstance(real, _IMMUTABLE):
-        return True
+    if isinstance(real, _IMMUTABLE) or module_of(type(real)).startswith("triton.runtime."):
+        return True  # (Triton's kernels are as functions are)
     if type(real) is frozenset or (isinstance(real, tuple) and not getattr(real, "__dict__", None)):
         return all(map(_is_immutable, real))
     parameters = getattr(type(real), "__dataclass_params__", None)
@@ -72,6 +73,14 @@ def _is_immutable(real: Any) -> bool:
         names = [field.name for field in dataclasses.fields(real)]
         return all(_is_immutable(getattr(real, name, None)) for name in names)
     return False
+
+
+def _is_default(source: Source) -> bool:
+    """Is it a default of a parameter of a function (one of a keyword-only one)?"""
+    if isinstance(source, AttrSource):
+        return source.name == "__defaults__"
+    held = source.base if isinstance(source, ItemSource) else None
+    return isinstance(held, ObjectSource) and str(held).endswith(".__kwdefaults__")
 
 
 class LateReads:
@@ -108,7 +117,7 @@ class LateReads:
         base = source
         while isinstance(base, ItemSource) and not isinstance(base.base, ObjectSource):
             base = base.base  # a part of a tuple
-        if isinstance(base, AttrSource) and base.name == "__defaults__" and _is_immutable(real):
+        if _is_default(base) and _is_immutable(real):
             return  # they stay with a function, as its code does
         if isinstance(base, (ObjectSource, BuiltinSource)):
             if not _is_immutable(real):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from dovetail_prims.functional_twins import twin_named
 from torch import fx
+from torch._ops import OpOverload
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
@@ -20,6 +23,18 @@ from dovetail_inductor.lowering.values import (
     tensor_of,
     value_like,
 )
+
+
+def _only_written(node: fx.Node) -> bool:
+    """Is memory only given to operators that write to it? (Twins stand for them in graphs.)"""
+    return bool(node.users) and all(map(_is_twin, node.users))
+
+
+def _is_twin(user: fx.Node) -> bool:
+    target = user.target
+    if target is torch.ops.aten.alias.default:
+        return _only_written(user)
+    return isinstance(target, OpOverload) and twin_named(target._schema.name) is not None
 
 
 def _filled(ctx: Context, node: fx.Node, fill: bool | int | float) -> Value:
@@ -38,7 +53,9 @@ def _scalar(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
 
 def _empty(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Any contents will do; zero is one, and lets consumers fold it. (What has gaps, or lies over
-    itself, only PyTorch makes.)"""
+    itself, only PyTorch makes; so is memory that is only there to be written to.)"""
+    if _only_written(node):
+        return NotImplemented
     value = _filled(ctx, node, 0)
     return value if is_dense(value.shape, value.stride) else NotImplemented
 

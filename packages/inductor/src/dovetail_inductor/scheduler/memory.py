@@ -12,6 +12,7 @@ from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, lifetimes
 from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab
+from dovetail_inductor.scheduler.twins import twins_over
 from dovetail_inductor.scheduler.write_over import scattered_over, write_over
 
 # Beside library calls that allocate their results, a large buffer (`LARGE_BYTES`) on a GPU gets
@@ -81,6 +82,7 @@ def plan_memory(
     for name, root in scattered.items():
         written_over[name] = written_over.get(root, root)
     written_over |= given
+    written_over |= twins_over(lives, written_over)
     slabs = lives.slabs(allocated=lives.outside - written_over.keys())
     return MemoryPlan(slabs, written, lives.last, written_over)
 

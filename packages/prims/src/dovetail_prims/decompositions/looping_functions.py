@@ -9,16 +9,29 @@ from torch import Tensor
 
 from dovetail_prims.opsets import LOOPING_FUNCTIONS
 
-from ._common import Family, Number, aten, constant, lookup, made_for, where
+from ._common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    constant,
+    lookup,
+    made_for,
+    promoted_together,
+    where,
+)
 
 
 def lcm(self: Tensor, other: Tensor) -> Tensor:
-    """|a / gcd(a, b) b|, 0 where both are 0"""
+    """|a / gcd(a, b) b|, 0 where both are 0: of small integers as C has it, which are ints there"""
+    dtype = promoted_together(self, other)
     common = aten.gcd.default(self, other)
     nothing = aten.eq.Scalar(common, 0)
-    safe = where(nothing, 1, common)
-    parts = aten.div.Tensor_mode(self, safe, rounding_mode="trunc")
-    return where(nothing, 0, aten.abs.default(aten.mul.Tensor(parts, other)))
+    computed = torch.int32 if dtype.itemsize < torch.int32.itemsize else dtype
+    safe = where(nothing, 1, cast(common, computed))
+    parts = aten.div.Tensor_mode(cast(self, computed), safe, rounding_mode="trunc")
+    product = aten.abs.default(aten.mul.Tensor(parts, cast(other, computed)))
+    return cast(where(nothing, 0, product), dtype)
 
 
 def _number_dtype(value: Number, beside: Tensor) -> torch.dtype:

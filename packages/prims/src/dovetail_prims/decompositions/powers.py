@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ._common import (
@@ -24,6 +25,9 @@ from ._common import (
 def pow_scalar_exponent(self: Tensor, exponent: Number) -> Tensor:
     """Small exponents by multiplication and roots, as eager's kernels; else a general pow"""
     dtype = promoted(self, exponent)
+    if isinstance(exponent, (torch.SymInt, torch.SymFloat)) and exponent.node.hint is None:
+        x = wide(cast(self, dtype))  # only the data tells which exponent it is
+        return cast(aten.pow.Tensor_Tensor(x, constant(exponent, x)), dtype)
     if exponent == 0:
         return aten.full_like.default(self, 1, dtype=dtype)
     if exponent == 1:

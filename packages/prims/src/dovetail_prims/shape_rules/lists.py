@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from dovetail_prims.batched_matmul import has_symbolic_sizes
 from dovetail_prims.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, propagate
 
@@ -54,24 +55,31 @@ def _of_one(name: str, overload: str) -> OpOverload | None:
 def _each(func: OpOverload, one: OpOverload, rule: ShapeRule | None) -> ShapeRule:
     taken = sum(not a.kwarg_only for a in one._schema.arguments)
     names = {a.name for a in one._schema.arguments}
+    gives_list = [str(r.type) for r in func._schema.returns] == ["List[Tensor]"]
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        result = NotImplemented if rule is None else rule(*args, **kwargs)
-        if result is NotImplemented:
-            result = run_on_meta(func, args, kwargs)
         lists = [a for a in args if isinstance(a, (list, tuple)) and a]
         first = next((a for a in lists if isinstance(a[0], FakeTensor)), ())
         own = {name: value for name, value in kwargs.items() if name in names}
         numbers = [a for a in args if not isinstance(a, torch.dtype)]
-        for number, tensor in enumerate(first):
-            if tensor._device.type != "cpu":
-                break
+
+        def of_one(number: int) -> Any:
             # (A list of as many tensors or numbers has one for each.)
             given = [
                 a[number] if isinstance(a, (list, tuple)) and len(a) == len(first) else a
                 for a in numbers
             ]
-            propagate(one, tuple(given[:taken]), own)
+            return propagate(one, tuple(given[:taken]), own)
+
+        result = NotImplemented if rule is None else rule(*args, **kwargs)
+        if result is NotImplemented:
+            if gives_list and any(has_symbolic_sizes(tensor) for tensor in first):
+                return [of_one(number) for number in range(len(first))]
+            result = run_on_meta(func, args, kwargs)
+        for number, tensor in enumerate(first):
+            if tensor._device.type != "cpu":
+                break
+            of_one(number)
         return result
 
     return checked

@@ -217,7 +217,7 @@ def _mask(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return inlining.inline(vm, create_mask, [*own, *args], kwargs)
 
 
-NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
+BY_NAME: dict[tuple[str, str], Handler] = {
     (_MODULE, "flex_attention"): _flex,
     (_MODULE, "create_mask"): _mask,
 }

@@ -38,6 +38,7 @@ from dovetail_capture.interpreter.library import (
     torch_functions,
     torch_polyfills,
     transforms,
+    triton_launches,
 )
 from dovetail_capture.interpreter.library.conversions import to_text
 from dovetail_capture.interpreter.library.handlers import Handler
@@ -109,8 +110,11 @@ CODE_HANDLERS = {
     **transforms.CODE_HANDLERS,
     **normalisation.CODE_HANDLERS,
 }
-# By module and name: functions of modules that are not to be imported for them.
-NAMED_HANDLERS: dict[tuple[str, str], Handler] = {**flex.NAMED_HANDLERS}
+# By module and qualified name: of what is never imported here, and may be another object later.
+NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
+    **flex.BY_NAME,
+    **triton_launches.BY_NAME,
+}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,

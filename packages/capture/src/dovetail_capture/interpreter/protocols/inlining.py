@@ -158,14 +158,11 @@ def inline(
         if handled is not None:
             return handled
     name = (real.__module__, code.co_qualname)
-    by_name = vm.named_handlers.get(name)
+    by_name = _OWN_API.get(name) or vm.named_handlers.get(name)
     if by_name is not None:
-        result = by_name(vm, args, kwargs)
+        result: Value = by_name(vm, args, kwargs)
         if result is not NotImplemented:
             return result
-    own = _OWN_API.get(name)
-    if own is not None:
-        return own(vm, args, kwargs)  # type: ignore[no-any-return]
     sources = vm.session.sources
     positional, keyword = read_function(vm, real)
     slots = bind(vm, code, positional, keyword, args, kwargs)
