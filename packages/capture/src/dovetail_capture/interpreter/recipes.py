@@ -51,6 +51,7 @@ from dovetail_capture.interpreter.values.functions import (
     TracebackValue,
     TransformValue,
 )
+from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import as_class
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -190,6 +191,8 @@ class Rebuilder:
             if item.cls is list:
                 return built
             return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
+        if isinstance(item, IdOf):
+            return r.CallFunction(r.Const(id), (self.recipe(item.of),))
         if isinstance(item, MemoValue):
             raise CannotRebuild(item.describe(), item.born)
         if isinstance(item, DictValue):

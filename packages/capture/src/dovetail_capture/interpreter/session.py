@@ -206,6 +206,11 @@ class Session:
             self._guarded.add(key)
             self.clauses.append(c.IdIs(source, obj))
 
+    def real_of(self, value: Value) -> Any:
+        """The object that existed before and that `value` stands for; None if it is not known."""
+        key = next((key for key, known in self.known.items() if known is value), None)
+        return next((obj for obj in self.keep_alive if id(obj) == key), None)
+
     def is_replaced(self, source: Source | None) -> bool:
         """Was the object there, or a module that it belongs to, another in another call?"""
         while self._replaced and source is not None:
