@@ -59,6 +59,11 @@ def changes(rebuilder: Rebuilder) -> None:
         globals_ = r.Const(session.global_dicts[dict_id])
         content = None if written is None else rebuilder.recipe(written)
         rebuilder.effects.append(r.SetGlobal(globals_, name, content))
+    for write in session.context_writes.values():
+        setter = r.GetAttr(rebuilder.recipe(write.variable), "set")
+        rebuilder.effects.append(
+            r.RunCall(r.CallFunction(setter, (rebuilder.recipe(write.value),)))
+        )
     for call in session.calls_for_effect:
         rebuilder.call_for_effect(call)
 

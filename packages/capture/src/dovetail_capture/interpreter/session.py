@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextvars
 import re
 import weakref
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from dovetail_capture.interpreter.values.arrays import CopiedView
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.checks import PendingChecks
 from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.contexts import ContextWrite
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.hooks import Hooked, LateState
@@ -130,6 +132,7 @@ class Session:
         self.steps_within = 0
         self.stepped: dict[int, HeldIterator] = {}
         self.global_writes: dict[tuple[int, str], Value | None] = {}
+        self.context_writes: dict[contextvars.ContextVar[Any], ContextWrite] = {}
         self.global_dicts: dict[int, dict[str, Any]] = {}
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import importlib.metadata
@@ -94,6 +93,10 @@ def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(not identity.is_object(vm, args[0], args[1]))
 
 
+def op_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.call(args[0], args[1:], kwargs)
+
+
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return Constant(subscripts.index_of(vm, args[0], ""))
 
@@ -123,7 +126,7 @@ def _deferred(fn: Any) -> Handler:
     return handler
 
 
-# --- dataclasses, copy, contextvars --------------------------------------------------------------
+# --- dataclasses, copy ---------------------------------------------------------------------------
 
 
 def dataclass_fields(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -137,10 +140,6 @@ def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     target = value.value if isinstance(value, Constant) else value.python_type()
     return boolean(dataclasses.is_dataclass(target))
-
-
-def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    raise GraphBreakSignal("a ContextVar, whose value no guard can watch")
 
 
 def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -313,12 +312,12 @@ HANDLERS: dict[Any, Handler] = {
     operator.neg: _unary("-"), operator.pos: _unary("+"), operator.invert: _unary("~"),
     operator.getitem: op_getitem, operator.setitem: op_setitem, operator.contains: op_contains,
     operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
-    operator.is_not: op_is_not, operator.index: op_index,
+    operator.is_not: op_is_not, operator.index: op_index, operator.call: op_call,
     functools.reduce: reduce_,
     warnings.warn: warn, messages.FILTERS_CHANGED: _deferred(messages.FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,
-    contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
+    weakref.ReferenceType.__call__: weakref_call,
     weakref.ReferenceType: weakref_new,
     **{getattr(cls, name): lock_enter for cls in _LOCKS for name in ("__enter__", "acquire")},
     **{getattr(cls, name): lock_exit for cls in _LOCKS for name in ("__exit__", "release")},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import sys
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +55,7 @@ from dovetail_capture.interpreter.values.functions import (
     SuperValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -195,6 +197,15 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     return bind_to_instance(vm, obj, owner, name, attr)
 
 
+# Of an int or float that follows from sizes. (Floats have no numerator: their class says so.)
+_PARTS_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "real": lambda number: +number,
+    "numerator": lambda number: +number,
+    "imag": lambda number: 0.0 if isinstance(number, torch.SymFloat) else 0,
+    "denominator": lambda number: 1,
+}
+
+
 def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     """Attributes of lists, tuples, dicts, iterators ...: methods of their C type."""
     cls = obj.python_type()
@@ -228,8 +239,12 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
         return Constant(obj.maxlen)
     if isinstance(obj, DictValue) and name == "default_factory":
         return obj.default_factory or NONE
+    if isinstance(obj, SymbolicNumber) and name in _PARTS_OF_NUMBERS:
+        return vm.constant(_PARTS_OF_NUMBERS[name](obj.value))
     if attr is MISSING:
         if isinstance(obj, DictValue):
+            if name in obj.attributes:
+                return obj.attributes[name]
             dicts.note_no_attributes(vm, obj, name)
         return missing(vm, obj, name)
     raise GraphBreakSignal(f"the attribute {cls.__name__}.{name}")
@@ -319,7 +334,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return NativeMethod(types.FunctionType.__get__, obj, name)
         case "__call__":
             return obj
-    if hasattr(types.FunctionType, name):
+    if name != "__text_signature__" and hasattr(types.FunctionType, name):
         raise GraphBreakSignal(f"a function's {name}")
     return missing(vm, obj, name)
 

@@ -173,12 +173,14 @@ class DictValue(Value):
 
     `entries` maps hash keys to (key, value). While `origin` is set the entries are an overlay
     over the pre-existing dict: keys not in them are looked up there one by one, each guarded.
+    `attributes` are those that an OrderedDict was given in the frame that made it.
     `holder` is the object whose instance dictionary it is. `left` counts how often keys left it,
     or moved: an iterator over it is then no longer where its steps say. `moves` are the changes of
     its keys in their order, of a dict that existed before.
     """
 
     __slots__ = (
+        "attributes",
         "cls",
         "default_factory",
         "deleted",
@@ -205,6 +207,7 @@ class DictValue(Value):
         self.is_instance_dict = False
         self.holder: Value | None = None
         self.default_factory: Value | None = None
+        self.attributes: dict[str, Value] = {}
 
     def python_type(self) -> type:
         return self.cls
