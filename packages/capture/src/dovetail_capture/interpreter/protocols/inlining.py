@@ -89,7 +89,7 @@ def call_function(
                 "call it outside of the compiled function",
             )
         if options.is_allowed_in_graph(real):
-            return _record_whole(vm, real, args, kwargs)
+            return vm.record_whole(real, args, kwargs)
     if is_constant_result(real):
         return _constant_result(vm, real, args, kwargs)
     if vm.is_operation(real):
@@ -132,16 +132,6 @@ def _real_object(vm: Interpreter, value: Value) -> Any:
     if real is UNKNOWN or (real is None and not isinstance(value, Constant)):
         raise GraphBreakSignal(f"a function assumed constant, called with {value.describe()}")
     return real
-
-
-def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """One node for a function that the user allows in the graph."""
-    try:
-        return vm.record("call_function", real, args, kwargs)
-    except NotAGraphArgument as error:
-        raise GraphBreakSignal(
-            f"`{real.__qualname__}`, allowed in the graph, is called with {error}"
-        ) from None
 
 
 def inline(
