@@ -576,3 +576,22 @@ def test_parts_of_an_optimized_container():
     assert list(compiled[:1]) == [layers[0]] and len(compiled) == 2
     with pytest.raises(TypeError, match="not subscriptable"):
         dc.optimize(layers[0], Counting())[0]
+
+
+def test_a_hook_on_all_modules_runs_once_for_a_compiled_one():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    compiled = dc.optimize(module, lambda gm, inputs: gm.forward)
+    x, seen = torch.ones(1, 2), []
+    before = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda m, args: seen.append(type(m).__name__)
+    )
+    after = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: out * 2)
+    try:
+        expected, names = module(x), list(seen)
+        seen.clear()
+        assert torch.equal(compiled(x), expected)
+        assert seen == names
+    finally:
+        before.remove()
+        after.remove()
+    assert torch.equal(compiled(x), module(x))

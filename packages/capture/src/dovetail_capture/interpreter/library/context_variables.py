@@ -1,4 +1,4 @@
-"""`contextvars.ContextVar`: what one holds is guarded; that it is set is replayed after the graph."""
+"""`contextvars.ContextVar`: what one holds is guarded; setting it is replayed after the graph."""
 
 from __future__ import annotations
 
