@@ -170,7 +170,7 @@ class Session:
         self.late_tensors: list[TensorValue] = []  # what backwards read without a save
         self.copied_views: list[CopiedView] = []  # of NumPy arrays
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
-        self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
+        self.error_blocks: list[tuple[Value, bool]] = []  # open ones of `error_on_graph_break`
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []
         # ids of classes, and of parts of classes, made for this capture only -> the step they were
