@@ -100,7 +100,7 @@ class Asker:
         made = self._classes.get(cls)
         if made is None:
             class_attributes.read_names(self.vm, cls)
-            methods = {}
+            methods: dict[str, Any] = {}
             for name in (*_METHODS, *_TEXTS):
                 _, found = class_attributes.class_lookup(self.vm, cls, name)
                 of_object = found is getattr(object, name, None)
@@ -137,7 +137,7 @@ class Asker:
             cls = error.value.python_type()
             if cls.__module__ != "builtins" or not hasattr(builtins, cls.__name__):
                 raise
-            real = Exception.__new__(cls)  # C code may catch it, by its class
+            real: Any = Exception.__new__(cls)  # C code may catch it, by its class
             self._raised.append((real, error))
             raise real from None
 

@@ -39,6 +39,7 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -146,6 +147,9 @@ def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`weakref.ref(target)`, without a callback."""
     if len(args) != 1 or kwargs:
         raise GraphBreakSignal("a weak reference with a callback")
+    cls = args[0].python_type()
+    if not cls.__weakrefoffset__ and not isinstance(args[0], TensorValue):
+        vm.raise_error(TypeError, f"cannot create weak reference to '{cls.__name__}' object")
     reference = ObjectValue(weakref.ReferenceType)
     reference.base_new = weakref.ReferenceType
     reference.slots["target"] = args[0]
@@ -217,7 +221,11 @@ def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal(f"inspect.signature of {target.describe()}")
     function = target.function if isinstance(target, BoundMethod) else target
     _note_signature(vm, function)
-    return vm.held(inspect.signature(real))
+    try:
+        found = inspect.signature(real)
+    except (TypeError, ValueError) as error:
+        return vm.raise_real(error)
+    return vm.held(found)
 
 
 def _real_callable(vm: Interpreter, target: Value) -> Any:

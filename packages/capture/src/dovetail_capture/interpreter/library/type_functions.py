@@ -240,8 +240,9 @@ def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     is_input = isinstance(value, TensorValue) and not isinstance(value.source, _LASTING)
     if value.source is None or is_input:  # a guard on an input would hold for this call alone
         return IdOf(value)
-    has_real = isinstance(value, (ObjectValue, TensorValue))
-    real = value.real if has_real else vm.session.real_of(value)
+    real = vm.session.real_of(value)
+    if isinstance(value, (ObjectValue, TensorValue)):
+        real = value.real
     if real is None or not vm.session.can_relate(value.source, value.source):
         raise GraphBreakSignal(f"id() of {value.describe()}")
     vm.session.pin(value.source, real)

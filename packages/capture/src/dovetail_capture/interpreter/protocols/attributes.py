@@ -108,7 +108,7 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
         return vm.held(attr.__func__)
     if kind is property and type(attr.fget) is types.FunctionType:
         if not is_settled(attr.fget.__module__ or ""):
-            return vm.call(vm.held(attr.fget), [obj], {})
+            return _of_property(vm, obj, attr.fget, name)
     source = obj.source if obj.source is not None else vm.session.sources.held(real)
     if attr is MISSING and name not in getattr(real, "__dict__", ()):
         getter = class_lookup(vm, type(real), "__getattr__")[1]
@@ -126,6 +126,19 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if callable(found) and isinstance(found, (types.MethodType, types.BuiltinMethodType)):
         return vm.held(found)
     return vm.wrap(found, vm.session.sources.attr(source, name))
+
+
+def _of_property(vm: Interpreter, obj: Constant, getter: types.FunctionType, name: str) -> Value:
+    """What a property of a constant's class gives, or its `__getattr__` if that finds nothing."""
+    try:
+        return vm.call(vm.held(getter), [obj], {})
+    except ProgramException as error:
+        if not issubclass(error.value.python_type(), AttributeError):
+            raise
+        fallback = class_lookup(vm, type(obj.value), "__getattr__")[1]
+        if type(fallback) is not types.FunctionType:
+            raise
+        return vm.call(vm.held(fallback), [obj, Constant(name)], {})
 
 
 def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name: str) -> Value:

@@ -155,7 +155,7 @@ def inline(
         return own(vm, args, kwargs)  # type: ignore[no-any-return]
     sources = vm.session.sources
     positional, keyword = read_function(vm, real)
-    slots = bind(vm, code, positional, keyword, args, kwargs)
+    slots = bind(vm, code, positional, keyword, args, kwargs, real.__qualname__)
     closure: tuple[CellValue, ...] = ()
     if real.__closure__:
         closure = tuple(

@@ -91,7 +91,8 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
             return binary(vm, symbol, *indexed, inplace)
     refuse_opaque(symbol, left, right)
     if symbol == "%" and left.python_type() in (str, bytes):
-        return vm.fold(left.python_type().__mod__, [left, right], {})
+        formatted: Any = left.python_type()
+        return vm.fold(formatted.__mod__, [left, right], {})
     if symbol == "%" and issubclass(left.python_type(), (str, bytes)):
         raise GraphBreakSignal(f"a text formatted with {right.describe()}")
     left_name, right_name = _type_name(left), _type_name(right)
