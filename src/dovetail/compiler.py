@@ -56,7 +56,8 @@ def compile(
     """Compile a function or an `nn.Module`; also a decorator, with or without arguments.
 
     Args:
-        model: the function or module. A module comes back as a module that shares its parameters.
+        model: the function or module. A module comes back as a module that shares its parameters, a
+            class as itself, with the calls of its instances compiled.
         fullgraph: raise an error, naming the user's line, instead of breaking the graph.
         dynamic: None compiles for the sizes of the first call, and for any size where sizes (or
             int arguments) change later; True compiles for any size at once, False anew for each

@@ -124,6 +124,37 @@ def test_torch_compilers_own_filters_work():
     assert "guards (1)" in dc.explain_guards(compiled)
 
 
+class Scaled(torch.nn.Module):
+    """A module of the program's around one of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+        self.factor = 3
+
+    def forward(self, x):
+        return self.inner(x) * self.factor
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["torch's own", "all"])
+def test_torch_compilers_filters_drop_guards_on_modules(own):
+    filters = torch.compiler
+    name = (
+        "skip_guard_on_all_nn_modules_unsafe" if own else "skip_guard_on_inbuilt_nn_modules_unsafe"
+    )
+    module = Scaled()
+    compiled = dc.optimize(module, dc.run_graph, guard_filter_fn=getattr(filters, name))
+    x = torch.ones(1, 2)
+    assert torch.equal(compiled(x), module(x))
+    told = dc.explain_guards(compiled)
+    assert "self.inner" not in told
+    assert ("self.factor" in told) is not own
+    module.factor = 5
+    stale = module(x) * (3 / 5)
+    assert torch.allclose(compiled(x), stale if own else module(x))
+    assert torch.allclose(compiled(torch.ones(3, 2)), module(torch.ones(3, 2)))
+
+
 def test_a_filter_answers_for_each_guard():
     compiled = dc.optimize(program, dc.run_graph, guard_filter_fn=lambda entries: [True])
     with pytest.raises(dc.CaptureError, match="gave 1 answers for the"):

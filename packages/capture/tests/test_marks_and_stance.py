@@ -14,6 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
+from dovetail_capture import stance
 from dovetail_capture.errors import GraphBreakError, RecompileError
 
 
@@ -254,6 +255,73 @@ def test_error_on_graph_break():
 
     backend = CountingBackend()
     assert dc.optimize(outside, backend)(torch.ones(1)) == 4 and len(backend.graphs) == 2
+
+
+def _breaks_twice(t):
+    t = t + 1
+    with dc.error_on_graph_break(False):
+        dc.graph_break()
+        t = t + 2
+        dc.graph_break()
+    return t + 4
+
+
+def _allowed_within(t):
+    def inner(t):
+        with dc.error_on_graph_break(False):
+            dc.graph_break()
+            with ALLOWED:
+                t = t * 2
+                dc.graph_break()
+        return t + 1
+
+    with ALLOWED:
+        return inner(t + 1) + inner(t)
+
+
+@dc.error_on_graph_break(False)
+def _allowed_as_a_whole(t):
+    t = t + 2
+    dc.graph_break()
+    return t + 4
+
+
+def _breaks_behind(t):
+    with dc.error_on_graph_break(False):
+        t = t + 1
+        dc.graph_break()
+    dc.graph_break()
+    return t
+
+
+ALLOWED = dc.error_on_graph_break(False)
+
+
+@pytest.mark.parametrize("outside", [None, False, True])
+@pytest.mark.parametrize(
+    ("program", "graphs"), [(_breaks_twice, 3), (_allowed_within, None), (_allowed_as_a_whole, 2)]
+)
+def test_breaks_in_blocks_that_allow_them(program, graphs, outside):
+    backend = CountingBackend()
+    run = dc.optimize(program, backend)
+    if outside is not None:
+        run = dc.error_on_graph_break(outside)(run)
+    x = torch.ones(2)
+    for _ in range(2):
+        assert torch.equal(run(x), program(x))
+    assert graphs is None or len(backend.graphs) == graphs
+    assert stance._State.error_on_graph_break is None and not ALLOWED.before
+
+
+def test_breaks_behind_a_block_that_allows_them():
+    x = torch.ones(2)
+    run = dc.optimize(_breaks_behind, CountingBackend())
+    assert torch.equal(run(x), x + 1)
+    dc.reset()
+    with pytest.raises(GraphBreakError, match=r"graph_break\(\) was called"):
+        with dc.error_on_graph_break(True):
+            run(x)
+    assert stance._State.error_on_graph_break is None
 
 
 def test_layers_do_not_use_up_the_limit():

@@ -348,8 +348,8 @@ def test_a_torch_module_is_captured_too():
 
 
 def test_optimize_refuses_what_it_cannot_wrap():
-    with pytest.raises(TypeError, match="not a class"):
-        dc.optimize(Net, Counting())
+    with pytest.raises(TypeError, match="instances of Config are not callable"):
+        dc.optimize(type("Config", (), {}), Counting())
     with pytest.raises(TypeError, match="not callable"):
         dc.optimize(3, Counting())
 
@@ -576,3 +576,59 @@ def test_parts_of_an_optimized_container():
     assert list(compiled[:1]) == [layers[0]] and len(compiled) == 2
     with pytest.raises(TypeError, match="not subscriptable"):
         dc.optimize(layers[0], Counting())[0]
+
+
+def test_a_hook_on_all_modules_runs_once_for_a_compiled_one():
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    compiled = dc.optimize(module, lambda gm, inputs: gm.forward)
+    x, seen = torch.ones(1, 2), []
+    before = torch.nn.modules.module.register_module_forward_pre_hook(
+        lambda m, args: seen.append(type(m).__name__)
+    )
+    after = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: out * 2)
+    try:
+        expected, names = module(x), list(seen)
+        seen.clear()
+        assert torch.equal(compiled(x), expected)
+        assert seen == names
+    finally:
+        before.remove()
+        after.remove()
+    assert torch.equal(compiled(x), module(x))
+
+
+def test_a_class_gets_instances_whose_calls_are_captured():
+    backend = Counting()
+
+    @functools.partial(dc.optimize, backend=backend)
+    class Scaled(nn.Module):
+        def __init__(self, factor=1):
+            super().__init__()
+            self.inner, self.factor = nn.Linear(2, 2), factor
+
+        def forward(self, x):
+            return self.inner(x) * self.factor
+
+    class Shifted(Scaled):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    @functools.partial(dc.optimize, backend=backend)
+    class Times:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __call__(self, x):
+            return x * self.factor
+
+    x = torch.ones(2, 2)
+    for instance in (Scaled(), Scaled(3), Shifted(2)):
+        assert torch.equal(instance(x), instance.forward(x))
+        assert list(instance.state_dict()) == ["inner.weight", "inner.bias"]
+        assert torch.equal(copy.deepcopy(instance)(x), instance.forward(x))
+    assert torch.equal(Times(3)(x), x * 3)
+    assert isinstance(Scaled(), Scaled) and len(backend.graphs) >= 3
+    instance = Scaled()
+    instance.register_forward_hook(lambda module, args, out: out * 2)
+    assert torch.equal(instance(x), instance.forward(x) * 2)
+    assert "Scaled.forward" in Scaled.capture_context.log.as_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 from collections import OrderedDict, deque
 from types import FunctionType
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from dovetail_guards import clauses as c
+from dovetail_guards import iterators
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.guard_set import GuardSet
@@ -159,3 +161,18 @@ def test_guards_on_parts_of_parts() -> None:
     next(steps)
     assert native((steps,), function) and guards.check_slow(FrameView((steps,), function))
     assert next(steps) == (1, 2) and not native((steps,), function)
+
+
+def test_a_context_variable_is_read_apart_from_its_default():
+    variable = contextvars.ContextVar("variable", default=5)
+
+    def reads():
+        assert iterators.context(variable) == ()
+        token = variable.set(None)
+        assert iterators.context(variable) == (None,)
+        variable.set(variable)
+        assert iterators.context(variable) == (variable,)
+        variable.reset(token)
+        assert iterators.context(variable) == ()
+
+    contextvars.copy_context().run(reads)

@@ -27,6 +27,7 @@ from dovetail_capture.marks import (
     allow_in_graph,
     assume_constant_result,
     disable,
+    nonstrict_trace,
     substitute_in_graph,
 )
 from dovetail_capture.optimized_module import OptimizedModule
@@ -59,6 +60,7 @@ __all__ = [
     "mark_dynamic",
     "mark_static",
     "mark_unbacked",
+    "nonstrict_trace",
     "optimize",
     "recompiles",
     "reset",

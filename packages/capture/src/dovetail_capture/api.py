@@ -115,9 +115,18 @@ def optimize(
     `backend(graph_module, example_inputs)` returns a callable. With `fullgraph` a graph break is
     an error. `guard_filter_fn` is given a list of `GuardFilterEntry` and tells of each whether it
     is kept: what it drops is never checked. The wrapper's `capture_context` holds the log.
+
+    A class comes back as it is, with the calls of its instances captured (a decorator of modules).
     """
     if isinstance(target, type):
-        raise TypeError("optimize takes a function or a module instance, not a class")
+        return _optimize_calls(
+            target,
+            backend,
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            recompile_limit=recompile_limit,
+            guard_filter_fn=guard_filter_fn,
+        )
     if not callable(target):
         raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
     if isinstance(target, OptimizedModule):
@@ -141,6 +150,25 @@ def optimize(
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context
     return switched
+
+
+def _optimize_calls(cls: Any, backend: Backend, **settings: Any) -> Any:
+    """Let calls of a class's instances be captured."""
+    call = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
+    if call is None:
+        raise TypeError(
+            f"optimize takes a function, a module, or a class of such; instances of "
+            f"{cls.__qualname__} are not callable"
+        )
+    if isinstance(call, Switched) and call.context is not None:
+        call = call.function
+    framed = cls.forward if issubclass(cls, torch.nn.Module) else call
+    context = make_context(framed, backend, **settings)
+    switched = Switched(call, context.hook)
+    _look_like(switched, call)
+    switched.__dict__["capture_context"] = context
+    cls.__call__, cls.capture_context = switched, context
+    return cls
 
 
 def _has_frame_of_its_own(target: Any) -> bool:

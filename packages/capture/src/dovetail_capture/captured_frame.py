@@ -40,6 +40,7 @@ class GraphBreak:
     line: str
     hint: str
     frames: tuple[str, ...] = ()  # the inlined call stack, outermost first
+    allowed: bool = False  # in a block of `error_on_graph_break(False)`
 
     def as_text(self) -> str:
         """The break as a user reads it."""

@@ -27,7 +27,7 @@ from dovetail_prims.wrappers import is_wrapper_type
 from torch.autograd import forward_ad
 
 from dovetail_capture import _frame_hook
-from dovetail_capture.captured_frame import CapturedFrame
+from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
 from dovetail_capture.code_facts import FactsByCode
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.continuation import ContinuationCache, Resumption
@@ -344,7 +344,7 @@ class CaptureContext:
             frame = self._capture(code, func, args, options=options)
         except NotCapturable as error:
             self.log.add_break(self._continuations.root_code(code), error.break_)
-            if self.options.fullgraph or breaks_are_errors():
+            if self._is_error(error.break_):
                 raise GraphBreakError(error.break_) from None
             raise
         except CaptureError:
@@ -357,9 +357,13 @@ class CaptureContext:
             ) from error
         if frame.break_ is not None:
             self.log.add_break(self._continuations.root_code(code), frame.break_)
-            if self.options.fullgraph or breaks_are_errors():
+            if self._is_error(frame.break_):
                 raise GraphBreakError(frame.break_)
         return frame
+
+    def _is_error(self, graph_break: GraphBreak) -> bool:
+        """Is a graph break here an error?"""
+        return self.options.fullgraph or (breaks_are_errors() and not graph_break.allowed)
 
     def _resumption(self, code: CodeType, frame: CapturedFrame) -> Resumption | None:
         """How to go on after the break; None when the frame has to run plainly."""

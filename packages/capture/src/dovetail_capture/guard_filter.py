@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import MISSING, FrameView, evaluate
@@ -18,6 +19,7 @@ from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
 
 from dovetail_capture.errors import CaptureError, place_of
+from dovetail_capture.skip import module_of
 
 # The names that torch.compile's guard filters ask for.
 _KINDS: dict[type[c.Clause], str] = {
@@ -48,12 +50,39 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
+class GuardedPlaces:
+    """Where a guard looks, as the filters of `torch.compiler` ask: is all of it the module itself
+    that is nearest to it, or what that module holds?"""
+
+    modules: tuple[torch.nn.Module | None, ...]  # the nearest one, of each place
+
+    def is_unspecialized_nn_module(self) -> bool:
+        """Is all of it in modules?"""
+        return bool(self.modules) and all(module is not None for module in self.modules)
+
+    def is_unspecialized_builtin_nn_module(self) -> bool:
+        """Is all of it in modules whose classes are those of `torch.nn`?"""
+        return self.is_unspecialized_nn_module() and all(
+            module_of(type(module)).startswith(("torch.nn.", "torch.ao.nn."))
+            for module in self.modules
+        )
+
+
+@dataclass(frozen=True)
+class OriginalGuard:
+    """What `torch.compiler`'s filters read of a guard beside its kind and its value."""
+
+    source: GuardedPlaces
+
+
+@dataclass(frozen=True)
 class GuardFilterEntry:
     """One guard, for a filter to judge.
 
     `name` is the guarded expression ("" for a setting of torch), `value` what it gives now where
     `has_value`, `guard_type` torch.compile's name of the kind, `is_global` whether it is read from
-    a module's globals. `clause` is the guard itself and `text` what it says.
+    a module's globals. `clause` is the guard itself and `text` what it says. `orig_guard` is for
+    the filters of `torch.compiler`, which ask it whether the guard looks into a module.
     """
 
     name: str
@@ -64,6 +93,7 @@ class GuardFilterEntry:
     clause: c.Clause
     text: str
     derived_guard_types: tuple[str, ...] = ()
+    orig_guard: OriginalGuard = OriginalGuard(GuardedPlaces(()))
 
 
 GuardFilter = Callable[[Sequence[GuardFilterEntry]], Sequence[bool]]
@@ -89,6 +119,16 @@ def _is_global(source: s.Source) -> bool:
     return isinstance(source, (s.GlobalSource, s.BuiltinSource))
 
 
+def _module_around(source: s.Source | None, view: FrameView) -> torch.nn.Module | None:
+    """The module that a place is, or the nearest one that it is read from."""
+    while source is not None:
+        found = evaluate(source, view)
+        if isinstance(found, torch.nn.Module):
+            return found
+        source = getattr(source, "base", None)
+    return None
+
+
 def filter_entry(clause: c.Clause, view: FrameView) -> GuardFilterEntry:
     """What a filter is shown of a clause."""
     sources = _sources(clause)
@@ -104,6 +144,9 @@ def filter_entry(clause: c.Clause, view: FrameView) -> GuardFilterEntry:
         is_global=any(map(_is_global, sources)),
         clause=clause,
         text=clause_text(clause),
+        orig_guard=OriginalGuard(
+            GuardedPlaces(tuple(_module_around(source, view) for source in sources))
+        ),
     )
 
 

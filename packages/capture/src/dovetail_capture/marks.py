@@ -95,6 +95,15 @@ def allow_in_graph(function: F) -> F:
     return function
 
 
+def nonstrict_trace(function: F) -> F:
+    """`allow_in_graph`, by the name of `torch.compiler`'s.
+
+    Both take objects of classes that are registered with `torch.utils._pytree`, and modules, whose
+    parameters get gradients. Tensors that the function closes over are constants to it.
+    """
+    return allow_in_graph(function)
+
+
 def is_allowed_in_graph(function: Any) -> bool:
     """Was the function marked with `allow_in_graph` (ours or `torch.compiler`'s)?"""
     if _in(_ALLOWED, function):

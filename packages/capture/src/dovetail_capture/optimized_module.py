@@ -7,9 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 
-_any_global_hook: Callable[[], bool] = nn_module._has_any_global_hook
 _OWN = frozenset({"_orig_mod", "_optimized_call", "capture_context", "forward", "training"})
 
 
@@ -43,10 +41,10 @@ class OptimizedModule(torch.nn.Module):
             or self._forward_pre_hooks
             or self._backward_hooks
             or self._backward_pre_hooks
-            or _any_global_hook()
         ):
             return super().__call__(*args, **kwargs)
-        return self._optimized_call(*args, **kwargs)  # the wrapped module's __call__ does the rest
+        # The wrapped module's __call__ does the rest, and runs the hooks on all modules: once.
+        return self._optimized_call(*args, **kwargs)
 
     @property
     def training(self) -> bool:

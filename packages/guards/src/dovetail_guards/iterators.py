@@ -1,5 +1,5 @@
 """Reads what built-in iterators have still to give, without moving them, what views show, what sets
-hold, and which classes are derived from one.
+hold, which classes are derived from one, and what a context variable holds.
 
 `__reduce__` of an iterator tells what it goes through and where it is; `gc.get_referents` tells the
 dictionary or set of an iterator that has only copies of its items to show. Each reader raises
@@ -155,6 +155,14 @@ def subclasses(cls: Any) -> tuple[type, ...]:
     return tuple(type.__subclasses__(cls))
 
 
+def context(variable: Any) -> tuple[Any, ...]:
+    """What a context variable holds, apart from its default: one object, or none."""
+    found = variable.get(_NOT_SET)
+    return () if found is _NOT_SET else (found,)
+
+
+_NOT_SET: Any = object()
+
 READERS: dict[str, Reader] = {
     "rest": rest,
     "over": over,
@@ -163,5 +171,6 @@ READERS: dict[str, Reader] = {
     "members": members,
     "order": order,
     "subclasses": subclasses,
+    "context": context,
 }
 """The parts that an `IteratorSource` names."""

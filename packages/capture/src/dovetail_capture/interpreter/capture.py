@@ -284,9 +284,12 @@ class _Attempt:
         except GraphBreakSignal as signal:
             vm.note_break(signal)
             self.raises |= any(one.handled is not None for one in vm.frames)
-            if self.session.error_flags and self.session.error_flags[-1]:
-                raise GraphBreakError(_graph_break(signal)) from None
-            return _Break(max(frame.steps - 1, self.first_step), _graph_break(signal))
+            graph_break = _graph_break(signal)
+            if self.session.error_blocks:
+                if self.session.error_blocks[-1][1]:
+                    raise GraphBreakError(graph_break) from None
+                graph_break = replace(graph_break, allowed=True)
+            return _Break(max(frame.steps - 1, self.first_step), graph_break)
         except CannotRebuild as error:
             reason = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
             vm.note_break(reason)

@@ -68,6 +68,7 @@ def _written(vm: Interpreter) -> Any:
     session = vm.session
     return (
         dict(session.global_writes),
+        {key: id(write.value) for key, write in session.context_writes.items()},
         {key: dict(fields.entries) for key, (_, fields) in session.attribute_writes.items()},
         list(session.iterator_steps),
         (len(session.calls_for_effect), len(session.draws), len(session.locks)),

@@ -59,6 +59,11 @@ def changes(rebuilder: Rebuilder) -> None:
         globals_ = r.Const(session.global_dicts[dict_id])
         content = None if written is None else rebuilder.recipe(written)
         rebuilder.effects.append(r.SetGlobal(globals_, name, content))
+    for write in session.context_writes.values():
+        setter = r.GetAttr(rebuilder.recipe(write.variable), "set")
+        rebuilder.effects.append(
+            r.RunCall(r.CallFunction(setter, (rebuilder.recipe(write.value),)))
+        )
     for call in session.calls_for_effect:
         rebuilder.call_for_effect(call)
 
@@ -123,11 +128,15 @@ def under_locks(rebuilder: Rebuilder) -> None:
 
 def modes(rebuilder: Rebuilder) -> None:
     """Blocks of autocast or inference mode that are open at a break: the graph leaves them,
-    what follows is to find them entered, by the block's own context manager."""
+    what follows is to find them entered, by the block's own context manager; likewise those of
+    `error_on_graph_break`."""
     for mode in reversed(rebuilder.vm.session.open_modes):
         rebuilder.vm.session.recorder.state_change(mode.leave, mode.node)
     for mode in rebuilder.vm.session.open_modes:
         enter = r.GetAttr(rebuilder.recipe(mode.manager), "__enter__")
+        rebuilder.effects.append(r.RunCall(r.CallFunction(enter)))
+    for block, _ in rebuilder.vm.session.error_blocks:
+        enter = r.GetAttr(rebuilder.recipe(block), "__enter__")
         rebuilder.effects.append(r.RunCall(r.CallFunction(enter)))
     _function_modes(rebuilder)
 

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
+from dovetail_capture.interpreter.asked_objects import Asker, may_ask
 from dovetail_capture.interpreter.protocols import class_attributes, constants, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.containers import ListValue
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import (
     GeneratorValue,
     HeldIterator,
     IteratorValue,
 )
+from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
 
 if TYPE_CHECKING:
@@ -89,6 +91,10 @@ _ASKED = ("__index__", "__int__", "__float__", "__round__", "__format__", "__str
 _ASK_NOTHING = frozenset({issubclass, hash, inspect.isfunction, inspect.ismethod, inspect.isclass})
 
 
+def _may_be_asked(value: Value) -> bool:
+    return isinstance(value, (Constant, SymbolicNumber, ObjectValue, ListValue, TupleValue))
+
+
 def _has_value(fn: Any, numbers: list[Any]) -> bool:
     """Is it known, by a guard, that `fn` does not raise? False for too few or many numbers."""
     try:
@@ -115,6 +121,12 @@ def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) 
         args = [ListValue(vm.iterate(arg)) if isinstance(arg, _ITERATED) else arg for arg in args]
     real_args = [vm.data_of(arg) for arg in args]
     real_kwargs = {name: vm.as_python(arg) for name, arg in kwargs.items()}
+    asker = None
+    if any(real is constants.UNKNOWN for real in (*real_args, *real_kwargs.values())):
+        if may_ask(fn) and all(map(_may_be_asked, (*args, *kwargs.values()))):
+            asker = Asker(vm)
+            real_args = [asker.stand_in(arg) for arg in args]
+            real_kwargs = {name: asker.stand_in(arg) for name, arg in kwargs.items()}
     for value, real in zip(
         (*args, *kwargs.values()), (*real_args, *real_kwargs.values()), strict=True
     ):
@@ -129,7 +141,12 @@ def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) 
     try:
         result = fn(*real_args, **real_kwargs)
     except Exception as error:
+        if asker is not None:
+            asker.raised(error)
         return vm.raise_real(error)
+    handed_on = None if asker is None else asker.result(result)
+    if handed_on is not None:
+        return handed_on
     if before != [_parts(copy) for copy in copies]:  # `fn` was only given a copy
         raise GraphBreakSignal(f"a call of `{fn.__name__}`, which changes its arguments")
     if result is NotImplemented:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, NoReturn
 
 import torch
 
-from dovetail_capture.interpreter import bytecode, folding, generators, value_checks
+from dovetail_capture.interpreter import (
+    bytecode,
+    folding,
+    generators,
+    value_checks,
+    whole_calls,
+)
 from dovetail_capture.interpreter import wrap as wrapping
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.library import table as library
@@ -269,8 +275,20 @@ class Interpreter:
         """Is `fn` a torch function that becomes a graph node?"""
         return library.is_operation(fn)
 
-    def record(self, kind: str, target: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        """Record a tensor operation; lazy children of its arguments are looked at first."""
+    def record_whole(self, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        """Record a call of a function that the user allows in the graph."""
+        return whole_calls.record_whole(self, real, args, kwargs)
+
+    def record(
+        self,
+        kind: str,
+        target: Any,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        run: Callable[..., Any] | None = None,
+    ) -> Value:
+        """Record a tensor operation (`run` on fakes, if given); lazy children of its arguments are
+        looked at first."""
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
                 self._look_into(value)
@@ -283,7 +301,7 @@ class Interpreter:
             library.check_input_stays(target, args)
         value_checks.note_operation(self, getattr(target, "__name__", target), args)
         try:
-            result = self.session.recorder.record(kind, target, args, kwargs)
+            result = self.session.recorder.record(kind, target, args, kwargs, run)
         except NotAGraphArgument:
             function = getattr(torch.Tensor, target) if kind == "call_method" else target
             answer = library.ask_objects(self, function, args, kwargs)

@@ -39,6 +39,7 @@ from dovetail_capture.interpreter.values.containers import (
     SliceValue,
     TupleValue,
 )
+from dovetail_capture.interpreter.values.contexts import TokenValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -51,6 +52,7 @@ from dovetail_capture.interpreter.values.functions import (
     TracebackValue,
     TransformValue,
 )
+from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import as_class
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -190,6 +192,8 @@ class Rebuilder:
             if item.cls is list:
                 return built
             return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
+        if isinstance(item, IdOf):
+            return r.CallFunction(r.Const(id), (self.recipe(item.of),))
         if isinstance(item, MemoValue):
             raise CannotRebuild(item.describe(), item.born)
         if isinstance(item, DictValue):
@@ -228,7 +232,8 @@ class Rebuilder:
             if self._calls:
                 raise CannotRebuild(f"{item.describe()} which a hook keeps", item.born)
             return self.call_for_effect(item.late)
-        made = isinstance(item, (IteratorValue, GeneratorValue, TransformValue, HandleValue))
+        kinds = (IteratorValue, GeneratorValue, TransformValue, HandleValue, TokenValue)
+        made = isinstance(item, kinds)
         born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
 
@@ -373,7 +378,10 @@ class Rebuilder:
             factory = self.recipe(item.default_factory or Constant(None))
             return r.CallFunction(r.Const(item.cls), (factory, r.Build("dict", tuple(flat))))
         pairs = tuple(r.Build("tuple", (flat[i], flat[i + 1])) for i in range(0, len(flat), 2))
-        return r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),))
+        made = self.remember(item, r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),)))
+        for name, value in item.attributes.items():
+            self.effects.append(r.SetAttr(made, name, self.recipe(value)))
+        return made
 
     def change_dict(self, target: r.Recipe, item: DictValue) -> None:
         """The contents of a dictionary that existed before. Where keys left, and some came, they do

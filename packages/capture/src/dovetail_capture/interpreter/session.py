@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextvars
 import re
 import weakref
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from dovetail_capture.interpreter.values.arrays import CopiedView
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.checks import PendingChecks
 from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.contexts import ContextWrite
 from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.hooks import Hooked, LateState
@@ -130,6 +132,7 @@ class Session:
         self.steps_within = 0
         self.stepped: dict[int, HeldIterator] = {}
         self.global_writes: dict[tuple[int, str], Value | None] = {}
+        self.context_writes: dict[contextvars.ContextVar[Any], ContextWrite] = {}
         self.global_dicts: dict[int, dict[str, Any]] = {}
         self.attribute_writes: dict[int, tuple[Value, DictValue]] = {}
         # (function, arguments, keyword arguments): messages, written after the graph has run
@@ -167,7 +170,7 @@ class Session:
         self.late_tensors: list[TensorValue] = []  # what backwards read without a save
         self.copied_views: list[CopiedView] = []  # of NumPy arrays
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
-        self.error_flags: list[bool] = []  # of the open `error_on_graph_break` blocks
+        self.error_blocks: list[tuple[Value, bool]] = []  # open ones of `error_on_graph_break`
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
         self.open_locks: list[Value] = []
         # ids of classes, and of parts of classes, made for this capture only -> the step they were
@@ -205,6 +208,11 @@ class Session:
         if key not in self._guarded:
             self._guarded.add(key)
             self.clauses.append(c.IdIs(source, obj))
+
+    def real_of(self, value: Value) -> Any:
+        """The object that existed before and that `value` stands for; None if it is not known."""
+        key = next((key for key, known in self.known.items() if known is value), None)
+        return next((obj for obj in self.keep_alive if id(obj) == key), None)
 
     def is_replaced(self, source: Source | None) -> bool:
         """Was the object there, or a module that it belongs to, another in another call?"""

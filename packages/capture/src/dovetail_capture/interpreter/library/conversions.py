@@ -242,6 +242,8 @@ def deque_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     new = ListValue([] if items is None else vm.iterate(items), collections.deque)
     maxlen = args[1] if len(args) > 1 else kwargs.get("maxlen", NONE)
     new.maxlen = vm.as_python(maxlen)
+    if new.maxlen is not None and new.maxlen < 0:
+        vm.raise_error(ValueError, "maxlen must be non-negative")
     if new.maxlen is not None:
         new.items = new.items[max(0, len(new.items) - new.maxlen) :]
     return new

@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.protocols import (
     operands,
     operators,
     sequences,
+    subscripts,
     truth_and_length,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
@@ -113,7 +114,9 @@ def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterator = vm.get_iter(args[0])
-    start = vm.as_python(args[1] if len(args) > 1 else kwargs.get("start", Constant(0)))
+    start = subscripts.index_of(
+        vm, args[1] if len(args) > 1 else kwargs.get("start", Constant(0)), ""
+    )
 
     numbers = itertools.count(start)
 

@@ -16,6 +16,7 @@ import heapq
 import inspect
 import itertools
 import operator
+import re
 import reprlib
 import sys
 import traceback
@@ -314,6 +315,35 @@ def view_isdisjoint(view: Any, other: Any) -> bool:
     return not any(item in view for item in other)
 
 
+def substituted(pattern: Any, repl: Any, string: Any, count: int = 0) -> tuple[Any, int]:
+    """`pattern.subn` with a function."""
+    parts, place, done = [], 0, 0
+    for match in pattern.finditer(string):
+        if count and done >= count:
+            break
+        if place < match.start():
+            parts.append(string[place : match.start()])
+        made = repl(match)
+        if made is not None:
+            parts.append(made)
+        place, done = match.end(), done + 1
+    if place < len(string):
+        parts.append(string[place:])
+    return string[:0].join(parts), done
+
+
+def pattern_sub(self: Any, repl: Any, string: Any, count: int = 0) -> Any:
+    return substituted(self, repl, string, count)[0]
+
+
+def re_sub(pattern: Any, repl: Any, string: Any, count: int = 0, flags: Any = 0) -> Any:
+    return substituted(re.compile(pattern, flags), repl, string, count)[0]
+
+
+def re_subn(pattern: Any, repl: Any, string: Any, count: int = 0, flags: Any = 0) -> Any:
+    return substituted(re.compile(pattern, flags), repl, string, count)
+
+
 _C_FUNCTIONS: dict[Any, Any] = {
     inspect.unwrap: unwrap,
     type({}.keys()).isdisjoint: view_isdisjoint,
@@ -392,7 +422,23 @@ def _enum_members(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return vm.constant(dict(vm.as_python(args[0]).__members__))
 
 
+def _with_function(function: Any) -> Handler:
+    """A handler of a substitution that leaves one by a text to `re`."""
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        repl = kwargs["repl"] if len(args) < 2 else args[1]
+        if repl.python_type() in (str, bytes):
+            return PASS
+        return inlining.inline(vm, function, args, kwargs)
+
+    return handler
+
+
 HANDLERS: dict[Any, Handler] = {
+    re.Pattern.sub: _with_function(pattern_sub),
+    re.Pattern.subn: _with_function(substituted),
+    re.sub: _with_function(re_sub),
+    re.subn: _with_function(re_subn),
     vars(enum.EnumType)["__members__"].fget: _enum_members,
     **{original: interpreted(function) for original, function in _C_FUNCTIONS.items()},
     sys.exc_info: _exc_info,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 import functools
 import importlib.metadata
@@ -40,6 +39,7 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -94,6 +94,10 @@ def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(not identity.is_object(vm, args[0], args[1]))
 
 
+def op_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    return vm.call(args[0], args[1:], kwargs)
+
+
 def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return Constant(subscripts.index_of(vm, args[0], ""))
 
@@ -123,7 +127,7 @@ def _deferred(fn: Any) -> Handler:
     return handler
 
 
-# --- dataclasses, copy, contextvars --------------------------------------------------------------
+# --- dataclasses, copy ---------------------------------------------------------------------------
 
 
 def dataclass_fields(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -139,14 +143,13 @@ def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(dataclasses.is_dataclass(target))
 
 
-def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    raise GraphBreakSignal("a ContextVar, whose value no guard can watch")
-
-
 def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`weakref.ref(target)`, without a callback."""
     if len(args) != 1 or kwargs:
         raise GraphBreakSignal("a weak reference with a callback")
+    cls = args[0].python_type()
+    if not cls.__weakrefoffset__ and not isinstance(args[0], TensorValue):
+        vm.raise_error(TypeError, f"cannot create weak reference to '{cls.__name__}' object")
     reference = ObjectValue(weakref.ReferenceType)
     reference.base_new = weakref.ReferenceType
     reference.slots["target"] = args[0]
@@ -218,7 +221,11 @@ def inspect_signature(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal(f"inspect.signature of {target.describe()}")
     function = target.function if isinstance(target, BoundMethod) else target
     _note_signature(vm, function)
-    return vm.held(inspect.signature(real))
+    try:
+        found = inspect.signature(real)
+    except (TypeError, ValueError) as error:
+        return vm.raise_real(error)
+    return vm.held(found)
 
 
 def _real_callable(vm: Interpreter, target: Value) -> Any:
@@ -313,12 +320,12 @@ HANDLERS: dict[Any, Handler] = {
     operator.neg: _unary("-"), operator.pos: _unary("+"), operator.invert: _unary("~"),
     operator.getitem: op_getitem, operator.setitem: op_setitem, operator.contains: op_contains,
     operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
-    operator.is_not: op_is_not, operator.index: op_index,
+    operator.is_not: op_is_not, operator.index: op_index, operator.call: op_call,
     functools.reduce: reduce_,
     warnings.warn: warn, messages.FILTERS_CHANGED: _deferred(messages.FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,
-    contextvars.ContextVar.get: context_get, weakref.ReferenceType.__call__: weakref_call,
+    weakref.ReferenceType.__call__: weakref_call,
     weakref.ReferenceType: weakref_new,
     **{getattr(cls, name): lock_enter for cls in _LOCKS for name in ("__enter__", "acquire")},
     **{getattr(cls, name): lock_exit for cls in _LOCKS for name in ("__exit__", "release")},

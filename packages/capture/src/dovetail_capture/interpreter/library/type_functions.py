@@ -13,6 +13,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 from dovetail_guards.evaluate import counts_as
+from dovetail_guards.source import AttrSource, ClosureSource, GlobalSource, InstanceAttrSource
 
 from dovetail_capture.interpreter.library import local_classes
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
@@ -21,13 +22,19 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     FunctionValue,
     NativeMethod,
     SuperValue,
 )
+from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
@@ -210,7 +217,15 @@ def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 _HELD_BY_VALUE = (int, float, complex, str, bytes, tuple, frozenset, range, torch.device)
 
 
+# Where tensors lie that stay from call to call
+_LASTING = (AttrSource, InstanceAttrSource, ClosureSource, GlobalSource)
+# Objects of which a value stands for one: others are made anew where they are equal.
+_HAVE_IDENTITY = (ListValue, DictValue, SetValue, ObjectValue, FunctionValue, TensorValue)
+
+
 def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`id(value)`: of what existed before, the number, with a guard that it is that object; of
+    what is made in the frame, a value that is equal to the id of the same object alone."""
     value = args[0]
     if isinstance(value, Constant) and not isinstance(value.value, _HELD_BY_VALUE):
         return Constant(id(value.value))
@@ -218,7 +233,20 @@ def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return Constant(id(value.real))
     if isinstance(value, TensorValue) and value.node.meta.get("static"):  # a module's, guarded
         return Constant(id(value.real))
-    raise GraphBreakSignal(f"id() of {value.describe()}")
+    is_one = isinstance(value, _HAVE_IDENTITY) and value.python_type() is not frozenset
+    native = vm.native(value)
+    if not is_one or isinstance(native, TupleValue):
+        raise GraphBreakSignal(f"id() of {value.describe()}")
+    is_input = isinstance(value, TensorValue) and not isinstance(value.source, _LASTING)
+    if value.source is None or is_input:  # a guard on an input would hold for this call alone
+        return IdOf(value)
+    real = vm.session.real_of(value)
+    if isinstance(value, (ObjectValue, TensorValue)):
+        real = value.real
+    if real is None or not vm.session.can_relate(value.source, value.source):
+        raise GraphBreakSignal(f"id() of {value.describe()}")
+    vm.session.pin(value.source, real)
+    return Constant(id(real))
 
 
 class _Hashed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.opcodes.containers import function_text, is_iterable
 from dovetail_capture.interpreter.opcodes.rows import (
     ALWAYS,
     FROM_312,
@@ -74,14 +75,17 @@ def call_function_ex(frame: Frame, inst: Instruction) -> None:
                 vm.raise_error(TypeError, "keywords must be strings")
             assert isinstance(key, Constant)
             kwargs[key.value] = value
-    args = list(vm.iterate(stack.pop()))
+    given = stack.pop()
     if VERSION >= (3, 13):
         stack.pop()  # NULL
         fn = stack.pop()
     else:
         fn = stack.pop()
         stack.pop()  # NULL
-    stack.append(vm.call(fn, args, kwargs))
+    if not is_iterable(vm, given):
+        text = f"argument after * must be an iterable, not {given.python_type().__name__}"
+        vm.raise_error(TypeError, f"{function_text(vm, fn)} {text}")
+    stack.append(vm.call(fn, list(vm.iterate(given)), kwargs))
 
 
 def _set_part(frame: Frame, fn: FunctionValue, flag: int, part: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
-from dovetail_capture.interpreter.protocols import dicts, sequences, truth_and_length
+from dovetail_capture.interpreter.protocols import dicts, operands, sequences, truth_and_length
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
     hash_key,
 )
+from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.texts import joined, late_text
 
 if TYPE_CHECKING:
@@ -97,9 +98,20 @@ def map_add(frame: Frame, inst: Instruction) -> None:
     dicts.put(frame.vm, frame.stack[-inst.arg], key, value)
 
 
+def is_iterable(vm: Interpreter, value: Value) -> bool:
+    """Has its class what `iter()` asks for?"""
+    if not isinstance(value, (Constant, ObjectValue)):
+        return True
+    names = ("__iter__", "__getitem__")
+    return any(operands.dunder(vm, value, name) is not None for name in names)
+
+
 def list_extend(frame: Frame, inst: Instruction) -> None:
-    items = frame.stack.pop()
-    sequences.extend(frame.vm, frame.stack[-inst.arg], items)
+    vm, items = frame.vm, frame.stack.pop()
+    if not is_iterable(vm, items):
+        text = f"Value after * must be an iterable, not {items.python_type().__name__}"
+        vm.raise_error(TypeError, text)
+    sequences.extend(vm, frame.stack[-inst.arg], items)
 
 
 def set_update(frame: Frame, inst: Instruction) -> None:
@@ -110,8 +122,10 @@ def set_update(frame: Frame, inst: Instruction) -> None:
 
 
 def dict_update(frame: Frame, inst: Instruction) -> None:
-    mapping = frame.stack.pop()
-    dicts.update(frame.vm, frame.stack[-inst.arg], mapping)
+    vm, mapping = frame.vm, frame.stack.pop()
+    if not isinstance(vm.native(mapping), DictValue) and vm.find_attr(mapping, "keys") is None:
+        vm.raise_error(TypeError, f"'{mapping.python_type().__name__}' object is not a mapping")
+    dicts.update(vm, frame.stack[-inst.arg], mapping)
 
 
 def dict_merge(frame: Frame, inst: Instruction) -> None:
@@ -124,14 +138,14 @@ def dict_merge(frame: Frame, inst: Instruction) -> None:
         for key in dicts.keys(vm, native):
             if dicts.contains(vm, target, hash_key(key)):
                 text = f"got multiple values for keyword argument {key.describe()}"
-                vm.raise_error(TypeError, f"{_function_text(vm, called)} {text}")
+                vm.raise_error(TypeError, f"{function_text(vm, called)} {text}")
     elif vm.find_attr(mapping, "keys") is None:
         text = f"argument after ** must be a mapping, not {mapping.python_type().__name__}"
-        vm.raise_error(TypeError, f"{_function_text(vm, called)} {text}")
+        vm.raise_error(TypeError, f"{function_text(vm, called)} {text}")
     dicts.update(vm, target, mapping)
 
 
-def _function_text(vm: Interpreter, function: Value) -> str:
+def function_text(vm: Interpreter, function: Value) -> str:
     """What CPython calls a function in the error of a call."""
     names = [vm.find_attr(function, name) for name in ("__module__", "__qualname__")]
     module, name = (None if value is None else vm.as_python(value) for value in names)

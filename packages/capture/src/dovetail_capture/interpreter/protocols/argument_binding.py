@@ -52,8 +52,10 @@ def bind(
     kwdefaults: dict[str, Any],
     args: list[Value],
     kwargs: dict[str, Value],
+    called: str = "",
 ) -> list[Any]:
-    """Values of the argument slots, in `co_varnames` order, as CPython binds them."""
+    """Values of the argument slots, in `co_varnames` order, as CPython binds them; `called` is the
+    function's name in errors, if not that of its code."""
     count, keyword_only = code.co_argcount, code.co_kwonlyargcount
     flags = code.co_flags
     if len(args) == count and not kwargs and not keyword_only and not flags & 12:
@@ -64,7 +66,7 @@ def bind(
     slots[:given] = args[:given]
     extra = args[count:]
     if extra and not flags & _VARARGS:
-        _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
+        _binding_error(vm, code, defaults, kwdefaults, args, kwargs, called)
     rest: dict[str, Value] = {}
     if kwargs:
         positions = {names[i]: i for i in range(code.co_posonlyargcount, count + keyword_only)}
@@ -72,23 +74,23 @@ def bind(
             position = positions.get(key)
             if position is None:
                 if not flags & _VARKEYWORDS:
-                    _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
+                    _binding_error(vm, code, defaults, kwdefaults, args, kwargs, called)
                 rest[key] = value
             elif slots[position] is not None:
-                _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
+                _binding_error(vm, code, defaults, kwdefaults, args, kwargs, called)
             else:
                 slots[position] = value
     first_default = count - len(defaults)
     for position in range(given, count):
         if slots[position] is None:
             if position < first_default:
-                _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
+                _binding_error(vm, code, defaults, kwdefaults, args, kwargs, called)
             slots[position] = attributes.resolve(vm, defaults[position - first_default])
     for position in range(count, count + keyword_only):
         if slots[position] is None:
             key = names[position]
             if key not in kwdefaults:
-                _binding_error(vm, code, defaults, kwdefaults, args, kwargs)
+                _binding_error(vm, code, defaults, kwdefaults, args, kwargs, called)
             slots[position] = attributes.resolve(vm, kwdefaults[key])
     if flags & _VARARGS:
         slots.append(TupleValue(extra))
@@ -106,6 +108,7 @@ def _binding_error(
     kwdefaults: dict[str, Any],
     args: list[Value],
     kwargs: dict[str, Value],
+    called: str,
 ) -> NoReturn:
     """Raise the TypeError of a call that does not fit the signature, in CPython's words: it is
     made by such a call of an empty function of this signature."""
@@ -122,7 +125,7 @@ def _binding_error(
     )
     function = types.FunctionType(empty, {}, code.co_name, (None,) * len(defaults))
     function.__kwdefaults__ = dict.fromkeys(kwdefaults)
-    function.__qualname__ = code.co_qualname
+    function.__qualname__ = called or code.co_qualname
     try:
         function(*args, **kwargs)
     except TypeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
@@ -68,6 +69,11 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
     if isinstance(obj, Constant):
         _set_constant_attr(vm, obj, name, value)
         return
+    if isinstance(obj, DictValue) and obj.cls is OrderedDict and obj.source is None:
+        _, attr = class_attributes.class_lookup(vm, OrderedDict, name)
+        if attr is class_attributes.MISSING:
+            obj.attributes[name] = value
+            return
     raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
 
 

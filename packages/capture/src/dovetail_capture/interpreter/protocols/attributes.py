@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import sys
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,6 +55,7 @@ from dovetail_capture.interpreter.values.functions import (
     SuperValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
         return vm.held(attr.__func__)
     if kind is property and type(attr.fget) is types.FunctionType:
         if not is_settled(attr.fget.__module__ or ""):
-            return vm.call(vm.held(attr.fget), [obj], {})
+            return _of_property(vm, obj, attr.fget, name)
     source = obj.source if obj.source is not None else vm.session.sources.held(real)
     if attr is MISSING and name not in getattr(real, "__dict__", ()):
         getter = class_lookup(vm, type(real), "__getattr__")[1]
@@ -124,6 +126,19 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if callable(found) and isinstance(found, (types.MethodType, types.BuiltinMethodType)):
         return vm.held(found)
     return vm.wrap(found, vm.session.sources.attr(source, name))
+
+
+def _of_property(vm: Interpreter, obj: Constant, getter: types.FunctionType, name: str) -> Value:
+    """What a property of a constant's class gives, or its `__getattr__` if that finds nothing."""
+    try:
+        return vm.call(vm.held(getter), [obj], {})
+    except ProgramException as error:
+        if not issubclass(error.value.python_type(), AttributeError):
+            raise
+        fallback = class_lookup(vm, type(obj.value), "__getattr__")[1]
+        if type(fallback) is not types.FunctionType:
+            raise
+        return vm.call(vm.held(fallback), [obj, Constant(name)], {})
 
 
 def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name: str) -> Value:
@@ -195,6 +210,15 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     return bind_to_instance(vm, obj, owner, name, attr)
 
 
+# Of an int or float that follows from sizes. (Floats have no numerator: their class says so.)
+_PARTS_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "real": lambda number: +number,
+    "numerator": lambda number: +number,
+    "imag": lambda number: 0.0 if isinstance(number, torch.SymFloat) else 0,
+    "denominator": lambda number: 1,
+}
+
+
 def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     """Attributes of lists, tuples, dicts, iterators ...: methods of their C type."""
     cls = obj.python_type()
@@ -228,8 +252,12 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
         return Constant(obj.maxlen)
     if isinstance(obj, DictValue) and name == "default_factory":
         return obj.default_factory or NONE
+    if isinstance(obj, SymbolicNumber) and name in _PARTS_OF_NUMBERS:
+        return vm.constant(_PARTS_OF_NUMBERS[name](obj.value))
     if attr is MISSING:
         if isinstance(obj, DictValue):
+            if name in obj.attributes:
+                return obj.attributes[name]
             dicts.note_no_attributes(vm, obj, name)
         return missing(vm, obj, name)
     raise GraphBreakSignal(f"the attribute {cls.__name__}.{name}")
@@ -319,7 +347,7 @@ def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return NativeMethod(types.FunctionType.__get__, obj, name)
         case "__call__":
             return obj
-    if hasattr(types.FunctionType, name):
+    if name != "__text_signature__" and hasattr(types.FunctionType, name):
         raise GraphBreakSignal(f"a function's {name}")
     return missing(vm, obj, name)
 

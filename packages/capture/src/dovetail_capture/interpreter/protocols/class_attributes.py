@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail_guards.clauses import MRO, ConstantIs, LengthIs
 
-from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 
@@ -134,7 +134,30 @@ def missing(vm: Interpreter, obj: Value, name: str, tells: bool = True) -> NoRet
 
 
 def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
-    """`cls.name`, by the rules for attributes of classes."""
+    """`cls.name`: found, or given by a `__getattr__` of the metaclass, which is also asked where a
+    property of it, say, raises AttributeError."""
+    fallback = class_lookup(vm, type(cls), "__getattr__")[1]
+    own_fallback = isinstance(fallback, types.FunctionType)
+    try:
+        found = _find_class_attr(vm, obj, cls, name)
+    except ProgramException as error:
+        if not own_fallback or not issubclass(error.value.python_type(), AttributeError):
+            raise
+        found = None
+    if found is not None:
+        return found
+    if own_fallback:
+        return vm.call(vm.held(fallback), [obj, Constant(name)], {})
+    if fallback is not MISSING:
+        try:
+            return vm.held(getattr(cls, name))
+        except AttributeError:
+            pass
+    return missing(vm, obj, name)
+
+
+def _find_class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value | None:
+    """`cls.name`, by the rules for attributes of classes; None if there is none."""
     meta = type(cls)
     meta_owner, meta_attr = class_lookup(vm, meta, name)
     if meta is not type:
@@ -156,15 +179,7 @@ def class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value:
             return NativeMethod(meta_attr, obj, name)
         found = _of_own_getter(vm, meta_attr, obj, meta)
         return vm.held(getattr(cls, name)) if found is None else found
-    fallback = class_lookup(vm, meta, "__getattr__")[1]
-    if isinstance(fallback, types.FunctionType):
-        return vm.call(vm.held(fallback), [obj, Constant(name)], {})
-    if fallback is not MISSING:
-        try:
-            return vm.held(getattr(cls, name))
-        except AttributeError:
-            pass
-    return missing(vm, obj, name)
+    return None
 
 
 def _of_own_getter(vm: Interpreter, attr: Any, obj: Value, meta: type) -> Value | None:

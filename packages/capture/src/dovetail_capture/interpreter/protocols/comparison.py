@@ -33,6 +33,7 @@ from dovetail_capture.interpreter.values.containers import (
     hash_key,
 )
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
+from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -75,6 +76,8 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         behind = vm.behind_proxy(left), vm.behind_proxy(right)
         if behind[0] is not left or behind[1] is not right:
             return compare(vm, symbol, *behind)
+    if symbol in ("==", "!=") and IdOf in (left_class, right_class):
+        return boolean(_equal_ids(vm, left, right) == (symbol == "=="))
     answer = _answer_of_methods(vm, symbol, left, right)
     if answer is not None:
         return answer
@@ -84,6 +87,17 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         return boolean(equal_now == (symbol == "=="))
     refuse_opaque(symbol, left, right)
     return _order(vm, symbol, vm.native(left), vm.native(right))
+
+
+def _equal_ids(vm: Interpreter, left: Value, right: Value) -> bool:
+    """Is the `id()` of an object, of which no number is known, that of another, or a number?"""
+    if isinstance(left, IdOf) and isinstance(right, IdOf):
+        return is_same(vm, left.of, right.of)
+    found, other = (left, right) if isinstance(left, IdOf) else (right, left)
+    assert isinstance(found, IdOf)
+    if issubclass(other.python_type(), (int, float)) and found.of.source is not None:
+        found.refuse()
+    return False  # what is made in the frame is no object that a number tells of
 
 
 def _has_own_comparison(vm: Interpreter, symbol: str, left: Value, right: Value) -> bool:

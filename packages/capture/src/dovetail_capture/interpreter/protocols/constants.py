@@ -19,6 +19,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of
@@ -36,6 +37,8 @@ def as_python(vm: Interpreter, value: Any) -> Any:
         return value.value
     if isinstance(value, SymbolicNumber):
         return value.concrete()
+    if cls is IdOf:
+        value.refuse()
     if cls in _CONTAINERS:
         if id(value) in vm.copied:
             return UNKNOWN  # it contains itself

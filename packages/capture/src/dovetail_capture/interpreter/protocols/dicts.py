@@ -10,7 +10,7 @@ from dovetail_guards import clauses as c
 from dovetail_guards.evaluate import ordered_keys
 
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
-from dovetail_capture.interpreter.signals import ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -41,6 +41,8 @@ def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
 def note_no_attributes(vm: Interpreter, dictionary: DictValue, name: str | None = None) -> None:
     """Guard that an OrderedDict has no attribute, or none of this name: alone of its kind it may
     have some (with which it would be an object here)."""
+    if dictionary.attributes and name is None:
+        raise GraphBreakSignal("a copy of an OrderedDict with attributes")
     if dictionary.cls is not OrderedDict or dictionary.source is None:
         return
     if name is not None:

@@ -42,12 +42,15 @@ def _is_compiling(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
 
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
 def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    vm.session.error_flags.append(vm.truth(vm.get_attr(args[0], "flag")))
+    vm.session.error_blocks.append((args[0], vm.truth(vm.get_attr(args[0], "flag"))))
     return NONE
 
 
 def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    vm.session.error_flags.pop()
+    blocks = vm.session.error_blocks
+    if not blocks or blocks[-1][0] is not args[0]:  # Python entered it, at a break, and leaves it
+        raise GraphBreakSignal("the end of an `error_on_graph_break` block that began before")
+    blocks.pop()
     return NONE
 
 
@@ -89,7 +92,7 @@ def call_function(
                 "call it outside of the compiled function",
             )
         if options.is_allowed_in_graph(real):
-            return _record_whole(vm, real, args, kwargs)
+            return vm.record_whole(real, args, kwargs)
     if is_constant_result(real):
         return _constant_result(vm, real, args, kwargs)
     if vm.is_operation(real):
@@ -134,16 +137,6 @@ def _real_object(vm: Interpreter, value: Value) -> Any:
     return real
 
 
-def _record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """One node for a function that the user allows in the graph."""
-    try:
-        return vm.record("call_function", real, args, kwargs)
-    except NotAGraphArgument as error:
-        raise GraphBreakSignal(
-            f"`{real.__qualname__}`, allowed in the graph, is called with {error}"
-        ) from None
-
-
 def inline(
     vm: Interpreter, function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
@@ -165,7 +158,7 @@ def inline(
             return result
     sources = vm.session.sources
     positional, keyword = read_function(vm, real)
-    slots = bind(vm, code, positional, keyword, args, kwargs)
+    slots = bind(vm, code, positional, keyword, args, kwargs, real.__qualname__)
     closure: tuple[CellValue, ...] = ()
     if real.__closure__:
         closure = tuple(

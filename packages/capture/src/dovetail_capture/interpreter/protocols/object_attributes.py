@@ -47,7 +47,14 @@ def object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
             if not issubclass(error.value.python_type(), AttributeError):
                 raise
             return _fallback(vm, obj, name)
-    found = generic_lookup(vm, obj, name)
+    try:
+        found = generic_lookup(vm, obj, name)
+    except ProgramException as error:  # of a property, an empty slot: `__getattr__` is asked then
+        if not issubclass(error.value.python_type(), AttributeError):
+            raise
+        if class_lookup(vm, cls, "__getattr__")[1] is MISSING:
+            raise
+        return _fallback(vm, obj, name)
     if found is not None:
         return found
     if obj.real is not None and class_lookup(vm, cls, "__getattr__")[1] is MISSING:

@@ -90,9 +90,19 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
         if indexed is not None:
             return binary(vm, symbol, *indexed, inplace)
     refuse_opaque(symbol, left, right)
+    if symbol == "%" and left.python_type() in (str, bytes):
+        formatted: Any = left.python_type()
+        return vm.fold(formatted.__mod__, [left, right], {})
     if symbol == "%" and issubclass(left.python_type(), (str, bytes)):
         raise GraphBreakSignal(f"a text formatted with {right.describe()}")
     left_name, right_name = _type_name(left), _type_name(right)
+    for one, name in ((left, right_name), (right, left_name)):
+        if symbol == "*" and issubclass(one.python_type(), _SEQUENCES):
+            text = f"can't multiply sequence by non-int of type '{name}'"
+            return vm.raise_error(TypeError, text)
+    if symbol == "+" and left.python_type() is str:
+        text = f'can only concatenate str (not "{right_name}") to str'
+        return vm.raise_error(TypeError, text)
     if symbol == "+" and isinstance(vm.native(left), (ListValue, TupleValue)):
         text = f'can only concatenate {left_name} (not "{right_name}") to {left_name}'
         return vm.raise_error(TypeError, text)
@@ -126,13 +136,16 @@ def _is_formatted(vm: Interpreter, left: Value, right: Value) -> bool:
     )
 
 
+_SEQUENCES = (list, tuple, deque, str, bytes)
+
+
 def _repeated(vm: Interpreter, left: Value, right: Value) -> tuple[Value, Value] | None:
     """The operands of a sequence repeated as often as the `__index__` of an object says."""
     sides = [left, right]
     for place, value in enumerate(sides):
         sequence = sides[1 - place].python_type()
         is_object = isinstance(value, ObjectValue) or has_own(vm, value, "__index__")
-        if is_object and issubclass(sequence, (list, tuple, deque, str, bytes)):
+        if is_object and issubclass(sequence, _SEQUENCES):
             if dunder(vm, value, "__index__") is not None:
                 sides[place] = Constant(index_of(vm, value))
                 return sides[0], sides[1]

@@ -64,6 +64,8 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
         return dicts.lookup(vm, obj, key)
     if isinstance(obj, Constant) and not _has_own_items(vm, obj):
         real = obj.value
+        if isinstance(key, SliceValue) and type(real) in (str, bytes, range):
+            return fold(vm, operator.getitem, real, slice_of(vm, key))
         real_key = as_python(vm, key)
         if real_key is not UNKNOWN:
             return fold(vm, operator.getitem, real, real_key)
@@ -131,15 +133,26 @@ def _sequence_item(vm: Interpreter, obj: ListValue | TupleValue, key: Value) -> 
     return sequences.item(vm, obj, index)
 
 
+_CONTAINERS = (ListValue, TupleValue, DictValue)
+
+
+def _bound(vm: Interpreter, part: Value) -> Value:
+    """A bound or the step of a slice, as a number if it is an object that has one."""
+    if isinstance(part, ObjectValue) or has_own(vm, part, "__index__"):
+        if dunder(vm, part, "__index__") is not None:
+            return Constant(index_of(vm, part))
+    elif isinstance(part, Constant):
+        if part.value is None or hasattr(part.value, "__index__"):
+            return part
+    elif not isinstance(part, _CONTAINERS):
+        return part
+    text = "slice indices must be integers or None or have an __index__ method"
+    return vm.raise_error(TypeError, text)
+
+
 def slice_of(vm: Interpreter, key: SliceValue) -> slice:
     """A slice of known bounds."""
-    parts = (key.start, key.stop, key.step)
-    if any(has_own(vm, part, "__index__") for part in parts):
-        asked = (
-            Constant(index_of(vm, part)) if has_own(vm, part, "__index__") else part
-            for part in parts
-        )
-        key = SliceValue(*asked)
+    key = SliceValue(*(_bound(vm, part) for part in (key.start, key.stop, key.step)))
     real = as_python(vm, key)
     if real is UNKNOWN:
         raise GraphBreakSignal("a slice whose bounds are not known")

@@ -16,6 +16,7 @@ from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 
 
@@ -89,7 +90,14 @@ class IdentityKey:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, IdentityKey) and other.value is self.value
+        return type(other) is type(self) and other.value is self.value
+
+
+class IdKey(IdentityKey):
+    """Hash key of the `id()` of an object that was made in the frame."""
+
+    __slots__ = ()
+    __hash__ = IdentityKey.__hash__
 
 
 def hash_key(value: Value) -> Any:
@@ -112,6 +120,10 @@ def hash_key(value: Value) -> Any:
             return frozenset(value.items)
     if isinstance(value, (ListValue, DictValue, SetValue)):
         raise GraphBreakSignal(f"unhashable key {value.describe()}")
+    if isinstance(value, IdOf):
+        if value.of.source is not None:  # it may be a key as the number that it is
+            value.refuse()
+        return IdKey(value.of)
     cls: Any = value.python_type()
     if cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__:
         return IdentityKey(value)
@@ -161,12 +173,14 @@ class DictValue(Value):
 
     `entries` maps hash keys to (key, value). While `origin` is set the entries are an overlay
     over the pre-existing dict: keys not in them are looked up there one by one, each guarded.
+    `attributes` are those that an OrderedDict was given in the frame that made it.
     `holder` is the object whose instance dictionary it is. `left` counts how often keys left it,
     or moved: an iterator over it is then no longer where its steps say. `moves` are the changes of
     its keys in their order, of a dict that existed before.
     """
 
     __slots__ = (
+        "attributes",
         "cls",
         "default_factory",
         "deleted",
@@ -193,6 +207,7 @@ class DictValue(Value):
         self.is_instance_dict = False
         self.holder: Value | None = None
         self.default_factory: Value | None = None
+        self.attributes: dict[str, Value] = {}
 
     def python_type(self) -> type:
         return self.cls
