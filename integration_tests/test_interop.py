@@ -62,3 +62,22 @@ def test_conditionals_that_torch_compile_captured() -> None:
         torch.testing.assert_close(found, wanted)
         gradients = (torch.autograd.grad(z.sum(), (x, y)) for z in (found, wanted))
         torch.testing.assert_close(*gradients)
+
+
+def test_torch_compile_within_what_is_compiled() -> None:
+    """There it is the function itself: its calls are part of the graph."""
+
+    @torch.compile  # noqa: TID251
+    def wrapped(t: Tensor) -> Tensor:
+        return t * 2
+
+    def program(t: Tensor) -> Tensor:
+        @torch.compile(fullgraph=True, dynamic=True)  # noqa: TID251
+        def inner(u: Tensor) -> Tensor:
+            return wrapped(u) + 1
+
+        return torch.compile(nn.functional.relu)(inner(t))  # noqa: TID251
+
+    compiled = dovetail.compile(program, fullgraph=True)
+    assert torch.equal(compiled(torch.ones(1)), torch.full((1,), 3.0))
+    assert dovetail.report(compiled).graphs == 1

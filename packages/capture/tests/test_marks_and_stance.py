@@ -140,23 +140,6 @@ def test_graph_break_and_is_compiling():
     assert not dc.is_compiling()
 
 
-def test_another_compiler_within():
-    @torch.compile
-    def wrapped(t):
-        return t * 2
-
-    def program(t):
-        @torch.compile(fullgraph=True, dynamic=True)
-        def inner(u):
-            return wrapped(u) + 1
-
-        return torch.compile(torch.nn.functional.relu)(inner(t))
-
-    backend = CountingBackend()
-    run = dc.optimize(program, backend, fullgraph=True)
-    assert torch.equal(run(torch.ones(1)), torch.full((1,), 3.0)) and len(backend.graphs) == 1
-
-
 def test_reset():
     backend = CountingBackend()
     run = dc.optimize(lambda t: t + 1, backend)

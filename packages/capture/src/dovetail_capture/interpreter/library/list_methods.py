@@ -23,8 +23,7 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
-from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.containers import ListValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -201,7 +200,7 @@ def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
     if not is_none(key_function):
         values = [vm.call(key_function, [item], {}) for item in items]
     descending = "reverse" in kwargs and vm.truth(kwargs["reverse"])
-    if any(has_own(vm, value, "__lt__") or _holds_symbol(value) for value in values):
+    if any(has_own(vm, value, "__lt__") or comparison.holds_symbol(value) for value in values):
         return _sorted_by_comparison(vm, items, values, descending)
     keys = [vm.as_python(value) for value in values]
     if any(real is UNKNOWN for real in keys):
@@ -211,12 +210,6 @@ def sorted_items(vm: Interpreter, items: Args, kwargs: Kwargs) -> Args:
     except TypeError as error:
         return vm.raise_real(error)
     return [items[index] for index in order]
-
-
-def _holds_symbol(value: Any) -> bool:
-    if isinstance(value, (TupleValue, ListValue)):
-        return any(map(_holds_symbol, value.items))
-    return isinstance(value, SymbolicNumber)
 
 
 def _sorted_by_comparison(vm: Interpreter, items: Args, keys: Args, descending: bool) -> Args:

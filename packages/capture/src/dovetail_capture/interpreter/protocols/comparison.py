@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, method_equality
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
@@ -197,14 +197,23 @@ def is_like_a_set(value: Value) -> bool:
     return isinstance(value, SetValue) or (isinstance(value, DictView) and value.kind != "values")
 
 
+def holds_symbol(value: Any) -> bool:
+    """Whether it is, or is a sequence that holds, a symbolic number: what asks for its Python value
+    would fix that."""
+    if isinstance(value, (TupleValue, ListValue)):
+        return any(map(holds_symbol, value.items))
+    return isinstance(value, SymbolicNumber)
+
+
 def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     fn = COMPARE[symbol][0]
     if is_like_a_set(left) and is_like_a_set(right):
         sets = [frozenset(hash_key(item) for item in vm.iterate(side)) for side in (left, right)]
         return boolean(fn(*sets))
-    real_left, real_right = as_python(vm, left), as_python(vm, right)
-    if real_left is not UNKNOWN and real_right is not UNKNOWN:
-        return fold(vm, fn, real_left, real_right)
+    if not holds_symbol(left) and not holds_symbol(right):
+        real_left, real_right = as_python(vm, left), as_python(vm, right)
+        if real_left is not UNKNOWN and real_right is not UNKNOWN:
+            return fold(vm, fn, real_left, real_right)
     kinds = (ListValue, TupleValue)
     if isinstance(left, kinds) and isinstance(right, kinds):
         for first, second in zip(vm.iterate(left), vm.iterate(right), strict=False):
