@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -71,13 +72,16 @@ def test_torch_compile_within_what_is_compiled() -> None:
     def wrapped(t: Tensor) -> Tensor:
         return t * 2
 
+    module: Any = torch.compile(Net())  # noqa: TID251
+
     def program(t: Tensor) -> Tensor:
         @torch.compile(fullgraph=True, dynamic=True)  # noqa: TID251
         def inner(u: Tensor) -> Tensor:
             return wrapped(u) + 1
 
-        return torch.compile(nn.functional.relu)(inner(t))  # noqa: TID251
+        return torch.compile(nn.functional.relu)(inner(t)) + module(t).sum()  # noqa: TID251
 
     compiled = dovetail.compile(program, fullgraph=True)
-    assert torch.equal(compiled(torch.ones(1)), torch.full((1,), 3.0))
+    x = torch.ones(2, 8)
+    torch.testing.assert_close(compiled(x), 3 + module._orig_mod(x).sum().expand(2, 8))
     assert dovetail.report(compiled).graphs == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -78,6 +79,18 @@ def without_others_marks(function: FunctionType) -> FunctionType:
         if isinstance(original, FunctionType):
             return original
     return function
+
+
+def within_other_compiler(function: FunctionType) -> Any:
+    """What PyTorch's own compiler was given, of a function that it made; None of any other."""
+    code = function.__code__
+    if code.co_name != "compile_wrapper":
+        return None
+    made_there = code.co_filename.endswith(_COMPILED_BY)
+    return getattr(function, "_torchdynamo_orig_callable", None) if made_there else None
+
+
+_COMPILED_BY = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 def reason_of(function: Any) -> str:

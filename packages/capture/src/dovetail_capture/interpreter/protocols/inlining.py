@@ -23,7 +23,12 @@ from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.marks import is_constant_result, reason_of, without_others_marks
+from dovetail_capture.marks import (
+    is_constant_result,
+    reason_of,
+    within_other_compiler,
+    without_others_marks,
+)
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -74,6 +79,9 @@ def call_function(
 ) -> Value:
     """Call a pre-existing Python function: a library handler, a graph node, or inlined."""
     real = without_others_marks(real)
+    given = within_other_compiler(real)
+    if given is not None:
+        return vm.call(vm.held(given), args, kwargs)
     handler = vm.handlers.get(real)
     if handler is not None:
         result = call_handler(vm, handler, real, args, kwargs)
