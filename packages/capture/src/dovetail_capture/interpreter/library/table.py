@@ -37,6 +37,7 @@ from dovetail_capture.interpreter.library import (
     torch_functions,
     torch_polyfills,
     transforms,
+    wrapping_tensors,
 )
 from dovetail_capture.interpreter.library.conversions import to_text
 from dovetail_capture.interpreter.library.handlers import Handler
@@ -74,6 +75,7 @@ HANDLERS: dict[Any, Handler] = {
     **tensor_attributes.HANDLERS,
     **settings.HANDLERS,
     **own_functions.HANDLERS,
+    **wrapping_tensors.HANDLERS,
     **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
     **torch_polyfills.HANDLERS,

@@ -9,6 +9,7 @@ classes are in `class_attributes`, those of objects in `object_attributes`; here
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -170,12 +171,7 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     owner, attr = class_lookup(vm, obj.cls, name)
     if attr is MISSING:
         if is_wrapper_type(obj.cls):
-            # What it wraps is known of a value made in the frame, too.
-            if isinstance(getattr(obj.fake, name, None), torch.Tensor):
-                run = vm.session.recorder.record
-                return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
-            if obj.real is None:
-                raise GraphBreakSignal(f"the attribute `{name}` of a {obj.cls.__name__}")
+            return _wrapper_attr(vm, obj, name)
         if obj.real is not None and obj.source is not None:
             fields = obj.real.__dict__
             if name in fields:
@@ -193,6 +189,33 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if kind is types.GetSetDescriptorType or kind is property:
         return vm.tensor_property(obj, name)
     return bind_to_instance(vm, obj, owner, name, attr)
+
+
+def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """An attribute of an instance that wraps tensors. A tensor inside of an input is an input
+    itself: to autograd it is another one than that around it."""
+    if obj.make_node is not None:  # all that it has was set in the frame
+        return missing(vm, obj, name)
+    absent = object()
+    known = getattr(obj.fake, name, absent)
+    if obj.real is not None and obj.source is not None:
+        fields = obj.real.__dict__
+        if name not in fields:
+            vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
+            return missing(vm, obj, name)
+        source = vm.session.sources.instance_attr(obj.source, name)
+        found = vm.wrap(fields[name], source)
+        if isinstance(known, torch.Tensor) and getattr(found, "fake", None) is not known:
+            raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
+        return found
+    if isinstance(known, torch.Tensor):  # what it wraps is known of a value made in the frame, too
+        run = vm.session.recorder.record
+        return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
+    if known is absent:
+        return missing(vm, obj, name)
+    if dataclasses.is_dataclass(known):
+        return vm.held(known)
+    return vm.session.recorder.fold(known)
 
 
 def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
