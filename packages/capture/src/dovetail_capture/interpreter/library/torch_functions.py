@@ -292,7 +292,8 @@ _FOLDED: tuple[Any, ...] = (
 )  # fmt: skip
 
 # (Older versions of torch have none.)
-_ABOUT_CPU = [name for name in ("get_capabilities",) if hasattr(torch.cpu, name)]
+_CAPABILITIES: Any = getattr(torch.cpu, "get_capabilities", None)
+_ABOUT_CPU = [f for f in (_CAPABILITIES, getattr(_CAPABILITIES, "__wrapped__", None)) if f]
 
 _OF_GPU = (
     torch.cuda.get_device_capability, torch.cuda.get_device_name, torch.cuda.current_device,
@@ -344,7 +345,7 @@ HANDLERS: dict[Any, Handler] = {
     },
     **{getattr(torch.jit, name): always(False) for name in ("is_scripting", "is_tracing")},
     torch._jit_internal.is_scripting: always(False),
-    **{getattr(torch.cpu, name): cpu_capabilities for name in _ABOUT_CPU},
+    **dict.fromkeys(_ABOUT_CPU, cpu_capabilities),
     _C._get_tracing_state: always(None),
     _C._is_tracing: always(False),
     _C._log_api_usage_once: always(None),

@@ -17,11 +17,12 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
+from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session import as_it_is
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -81,7 +82,7 @@ def _node_of(vm: Interpreter, value: TensorValue) -> Node:
     kinds = [(type(t), t.dtype, t.device, tuple(t.shape), tuple(t.stride())) for t in (again, shell)]
     if kinds[0] != kinds[1]:
         raise GraphBreakSignal(f"a {cls.__name__} that `__tensor_unflatten__` makes another of")
-    value.rebuilt = frozenset(vars(again))
+    value.rebuilt = frozenset(name for name in value.attributes if hasattr(again, name))
     numbers = tuple(
         tuple(recorder.argument(vm.constant(n))[0] for n in group) for group in (sizes, strides)
     )
@@ -97,14 +98,14 @@ def _stand_in(vm: Interpreter, cls: type, name: str, attribute: Value) -> Any:
         return attribute.fake
     if isinstance(attribute, SymbolicNumber):
         return attribute.value
-    try:
-        vm.look_into(attribute)
-        return vm.session.recorder.argument(attribute)[1]
-    except NotAGraphArgument:
-        pass
+    vm.look_into(attribute)
     known = vm.as_python(attribute)
     if known is UNKNOWN and isinstance(attribute, ObjectValue) and attribute.real is not None:
         known = _unchanged(vm, attribute)
+    if known is UNKNOWN and isinstance(attribute, (ListValue, TupleValue)):
+        if attribute.cls in (list, tuple, torch.Size):
+            items = sequences.items(vm, attribute)
+            known = attribute.cls([_stand_in(vm, cls, name, item) for item in items])
     if known is UNKNOWN:
         raise GraphBreakSignal(
             f"a {cls.__name__} with the attribute `{name}`, {attribute.describe()}",

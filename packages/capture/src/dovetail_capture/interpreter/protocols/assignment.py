@@ -46,7 +46,10 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         return
     if isinstance(obj, TensorValue):
         _, attr = class_attributes.class_lookup(vm, obj.cls, name)
-        if is_wrapper_type(obj.cls) and not class_attributes.is_data_descriptor(vm, attr):
+        slot = type(attr) is types.MemberDescriptorType
+        if is_wrapper_type(obj.cls) and (
+            slot or not class_attributes.is_data_descriptor(vm, attr)
+        ):
             _set_on_wrapper(obj, name, value)
             return
         if attr is not class_attributes.MISSING and obj.overrides:  # its class is asked

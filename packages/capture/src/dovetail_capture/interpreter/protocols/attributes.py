@@ -180,6 +180,8 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
         return missing(vm, obj, name)
     kind = type(attr)
+    if kind is types.MemberDescriptorType and is_wrapper_type(obj.cls):
+        return _wrapper_attr(vm, obj, name)
     if kind in C_METHODS:
         return NativeMethod(attr, obj, name)
     if kind is types.FunctionType:
@@ -199,12 +201,14 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     absent = object()
     known = getattr(obj.fake, name, absent)
     if obj.real is not None and obj.source is not None:
-        fields = obj.real.__dict__
-        if name not in fields:
+        fields, sources = obj.real.__dict__, vm.session.sources
+        if name in fields:
+            found = vm.wrap(fields[name], sources.instance_attr(obj.source, name))
+        elif known is not absent and hasattr(obj.cls, name):  # it lies in a slot
+            found = vm.wrap(getattr(obj.real, name), sources.attr(obj.source, name))
+        else:
             vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
             return missing(vm, obj, name)
-        source = vm.session.sources.instance_attr(obj.source, name)
-        found = vm.wrap(fields[name], source)
         if isinstance(known, torch.Tensor) and getattr(found, "fake", None) is not known:
             raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
         return found
