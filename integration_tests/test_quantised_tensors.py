@@ -336,6 +336,60 @@ def test_an_attribute_is_another_tensor_to_autograd() -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
+def test_an_operator_on_what_needs_gradients_inside(backend: str) -> None:
+    results = []
+    compiled = dovetail.compile(lambda x, weight: (x @ weight.t()).sum(), backend=backend)
+    for call in (compiled, lambda x, weight: (x @ weight.t()).sum()):
+        torch.manual_seed(0)
+        weight = ByOperator.of(torch.randn(4, 4))
+        weight.scale.requires_grad_()
+        x = torch.randn(4, 4, requires_grad=True)
+        call(x, weight).backward()
+        results.append([x.grad, weight.scale.grad])
+    for mine, theirs in zip(*results, strict=True):
+        assert (mine is None) == (theirs is None)
+        if theirs is not None:
+            torch.testing.assert_close(mine, theirs)
+    assert any("around tensors that need" in b.reason for b in dovetail.report(compiled).breaks)
+
+
+class Nested(ByOperator):
+    """Quantised scales, too."""
+
+
+def test_a_wrapper_around_wrappers() -> None:
+    def function(x: Tensor, weight: Any) -> Tensor:
+        out: Tensor = x @ weight.qdata.t().float() * weight.scale.qdata.sum() + weight.scale.scale
+        return out
+
+    inner = ByFunction.of(torch.randn(4, 1))
+    weight = Nested(torch.randint(-9, 9, (4, 4), dtype=torch.int8), inner, [1, 4])
+    compiled = dovetail.compile(function, fullgraph=True)
+    x = torch.randn(4, 4)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, weight), function(x, weight))
+        inner.qdata.add_(1)
+    one_graph(compiled)
+
+
+def test_weights_that_need_gradients() -> None:
+    """The gradient of the tensor around others, by operators."""
+    results = []
+    for compile_it in (True, False):
+        torch.manual_seed(0)
+        weight = nn.Parameter(ByOperator.of(torch.randn(6, 8)))
+        bias, x = torch.randn(6, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+        call = dovetail.compile(F.linear) if compile_it else F.linear
+        call(x, weight, bias).square().sum().backward()
+        results.append([x.grad, bias.grad, weight.grad])
+        if compile_it:
+            one_graph(call)
+    for mine, theirs in zip(*results, strict=True):
+        assert type(mine) is type(theirs)
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_no_method_is_called_by_compiling() -> None:
     calls = []
 

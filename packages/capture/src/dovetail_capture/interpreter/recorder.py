@@ -23,6 +23,7 @@ from dovetail_prims.wrappers import (
     Unasked,
     is_wrapper,
     overrides_functions,
+    take_apart,
     wrapper_of_fakes,
 )
 from torch.fx import Graph, GraphModule, Node
@@ -371,7 +372,11 @@ class Recorder:
                     "can be used no longer",
                     "compile what checks its arguments apart from what uses them",
                 )
-        if _wrappers_in(pair[1] for pair in (*pairs, *keyword_pairs.values()) if len(pair) > 1)[1]:
+        fakes = [pair[1] for pair in (*pairs, *keyword_pairs.values()) if len(pair) > 1]
+        wraps, asked = _wrappers_in(fakes)
+        if wraps:
+            self._check_inside(fakes)
+        if asked:
             kind, target = _unasked(kind, target)
         powers = target is operator.pow and isinstance(result, torch.Tensor)
         if powers and isinstance(pairs[0][0], (int, float)):
@@ -397,6 +402,22 @@ class Recorder:
                 )
         self.operations += 1
         return node
+
+    def _check_inside(self, fakes: Sequence[Any]) -> None:
+        """An operation on an input that wraps tensors gives these no gradients: a backend takes
+        such an input apart below autograd."""
+        for fake in fakes:
+            if isinstance(fake, (tuple, list)):
+                self._check_inside(fake)
+            elif isinstance(fake, torch.Tensor) and is_wrapper(fake):
+                value = self.values.get(id(fake))
+                if value is None or value.source is None:
+                    continue
+                if any(inner.requires_grad for inner in take_apart(fake)[1]):
+                    raise GraphBreakSignal(
+                        f"an operation on a {type(fake).__name__} around tensors that need "
+                        "gradients themselves"
+                    )
 
     # --- operators that are given graphs --------------------------------------------------------
 

@@ -79,7 +79,9 @@ def _node_of(vm: Interpreter, value: TensorValue) -> Node:
         raise GraphBreakSignal(f"a {cls.__name__} that knows sizes which are not fixed")
     if not all(isinstance(tensor, TensorValue) for tensor in inner):
         raise GraphBreakSignal(f"a {cls.__name__} around what is no tensor of the graph")
-    kinds = [(type(t), t.dtype, t.device, tuple(t.shape), tuple(t.stride())) for t in (again, shell)]
+    kinds = [
+        (type(t), t.dtype, t.device, tuple(t.shape), tuple(t.stride())) for t in (again, shell)
+    ]
     if kinds[0] != kinds[1]:
         raise GraphBreakSignal(f"a {cls.__name__} that `__tensor_unflatten__` makes another of")
     value.rebuilt = frozenset(name for name in value.attributes if hasattr(again, name))

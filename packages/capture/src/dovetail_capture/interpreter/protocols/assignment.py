@@ -47,9 +47,7 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
     if isinstance(obj, TensorValue):
         _, attr = class_attributes.class_lookup(vm, obj.cls, name)
         slot = type(attr) is types.MemberDescriptorType
-        if is_wrapper_type(obj.cls) and (
-            slot or not class_attributes.is_data_descriptor(vm, attr)
-        ):
+        if is_wrapper_type(obj.cls) and (slot or not class_attributes.is_data_descriptor(vm, attr)):
             _set_on_wrapper(obj, name, value)
             return
         if attr is not class_attributes.MISSING and obj.overrides:  # its class is asked

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_prims.wrappers import is_wrapper_type
+from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
@@ -209,7 +209,7 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         else:
             vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
             return missing(vm, obj, name)
-        if isinstance(known, torch.Tensor) and getattr(found, "fake", None) is not known:
+        if isinstance(known, torch.Tensor) and not _is_same(getattr(found, "fake", None), known):
             raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
         return found
     if isinstance(known, torch.Tensor):  # what it wraps is known of a value made in the frame, too
@@ -220,6 +220,14 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if dataclasses.is_dataclass(known):
         return vm.held(known)
     return vm.session.recorder.fold(known)
+
+
+def _is_same(one: Any, other: torch.Tensor) -> bool:
+    """Are they one stand-in, or ones around the same?"""
+    if one is other or not is_wrapper(other) or type(one) is not type(other):
+        return one is other
+    (layout, inner), (other_layout, other_inner) = take_apart(one), take_apart(other)
+    return layout == other_layout and list(map(id, inner)) == list(map(id, other_inner))
 
 
 def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
