@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ class Quantised(Tensor):
     block: list[int]
     offset: Tensor | None
     activations: Activations | None
-    functions: dict[Any, Callable[..., Any]] = {}
-    operators: dict[Any, Callable[..., Any]] = {}
+    functions: ClassVar[dict[Any, Callable[..., Any]]] = {}
+    operators: ClassVar[dict[Any, Callable[..., Any]]] = {}
 
     @staticmethod
     def __new__(cls, qdata: Tensor, scale: Tensor, *rest: Any, **named: Any) -> Quantised:
@@ -106,7 +106,7 @@ class Quantised(Tensor):
 class ByFunction(Quantised):
     """Its products are a function's."""
 
-    functions: dict[Any, Callable[..., Any]] = {}
+    functions: ClassVar[dict[Any, Callable[..., Any]]] = {}
 
 
 class ByOperator(Quantised):

@@ -462,9 +462,9 @@ class Recorder:
             if self.data_env is not None and isinstance(result, FakeTensor):
                 self.sizes.bind_sizes(node, result)
             cls = type(result) if is_wrapper(result) else torch.Tensor
-            value = TensorValue(node, result, cls)
-            value.overrides = cls is not torch.Tensor and overrides_functions(cls)
-            return self.bind(value)
+            made = TensorValue(node, result, cls)
+            made.overrides = cls is not torch.Tensor and overrides_functions(cls)
+            return self.bind(made)
         if isinstance(result, (tuple, list)):
             items = [self._part(node, index, item) for index, item in enumerate(result)]
             if is_namedtuple(type(result)):

@@ -48,7 +48,7 @@ def _make_shell(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             f"creation of a {cls.__name__} that asks for gradients",
             "create it before the compiled function runs",
         )
-    make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    make: Any = torch.Tensor._make_wrapper_subclass
     try:
         with recorder.fake_mode:
             shell = make(cls, *given, **named)
@@ -127,5 +127,5 @@ def _unchanged(vm: Interpreter, value: ObjectValue) -> Any:
 
 
 HANDLERS: dict[Any, Handler] = {
-    torch.Tensor._make_wrapper_subclass: _make_shell,  # type: ignore[attr-defined]
+    torch.Tensor._make_wrapper_subclass: _make_shell,
 }

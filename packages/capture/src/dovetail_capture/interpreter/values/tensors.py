@@ -53,6 +53,10 @@ class TensorValue(Value):
             found = self._node = self.make_node(self)
         return found
 
+    @node.setter
+    def node(self, node: Node) -> None:
+        self._node = node
+
     @property
     def has_node(self) -> bool:
         """Is it a part of the graph already?"""
