@@ -38,7 +38,7 @@ from dovetail_inductor import (
 )
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.wrappers import is_wrapper
+from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
@@ -112,11 +112,12 @@ class CompilerBackend:
     def _compile_captured(
         self, gm: GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
-        training = torch.is_grad_enabled() and any(
-            isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
-        )
+        with torch._C.DisableTorchFunctionSubclass():  # a tensor's class may have a method for this
+            training = torch.is_grad_enabled() and any(
+                isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
+            )
         # (Tensor subclasses are taken apart: the graph's inputs are others then.)
-        wrapped = any(map(is_wrapper, example_inputs))
+        wrapped = any(map(is_wrapper, example_inputs)) or has_wrappers(gm.graph)
         places = () if wrapped else enumerate(example_inputs)
         static = frozenset(i for i, v in places if isinstance(v, torch.nn.Parameter))
         keeps_weights = self.options.constant_weights and not training and not wrapped

@@ -1,4 +1,5 @@
-"""A mask made of constants that hides nothing is no argument of the attention kernel."""
+"""A mask made of constants that hides nothing, or what comes later, is no argument of the attention
+kernel."""
 
 from __future__ import annotations
 
@@ -19,6 +20,15 @@ def attend(x: Tensor, kind: str) -> Tensor:
         mask = torch.zeros(8, 8) * 2
     elif kind == "causal":
         mask = positions[:, None] >= positions[None, :]
+    elif kind == "causal, added":
+        mask = torch.full((8, 8), float("-inf")).triu(1).expand(2, 1, 8, 8)
+    elif kind == "causal, less":
+        mask = torch.full((8, 8), -1e4).triu(1)
+    elif kind == "a window":
+        mask = (positions[:, None] - positions[None, :]).abs() < 3
+    elif kind == "for one batch":
+        mask = (positions[:, None] >= positions[None, :]) & (torch.arange(2) == 0).view(2, 1, 1, 1)
+        mask = mask | (positions == 0)
     elif kind == "written":
         mask = torch.ones(8, 8, dtype=torch.bool)
         mask[0, 1:] = False
@@ -28,16 +38,22 @@ def attend(x: Tensor, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dropped"),
+    ("kind", "dropped", "causal"),
     [
-        ("all true", True),
-        ("all zero", True),
-        ("causal", False),
-        ("written", False),
-        ("from an input", False),
+        ("all true", True, False),
+        ("all zero", True, False),
+        ("causal", True, True),
+        ("causal, added", True, True),
+        ("causal, less", False, False),
+        ("a window", False, False),
+        ("for one batch", False, False),
+        ("written", False, False),
+        ("from an input", False, False),
     ],
 )
-def test_only_a_constant_that_hides_nothing_is_dropped(kind: str, dropped: bool) -> None:
+def test_only_a_constant_that_hides_nothing_or_the_future_is_dropped(
+    kind: str, dropped: bool, causal: bool
+) -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(attend, (x, kind)),))
@@ -49,6 +65,7 @@ def test_only_a_constant_that_hides_nothing_is_dropped(kind: str, dropped: bool)
     torch.testing.assert_close(got, expected)
     (node,) = [n for n in joint.gm.graph.nodes if "attention" in str(n.target)]
     assert (node.kwargs.get("attn_mask") is None and len(node.args) < 6) == dropped
+    assert (len(node.args) > 4 and node.args[4] is True) == causal
 
 
 def test_a_literal_number_is_no_constant_of_the_graph() -> None:

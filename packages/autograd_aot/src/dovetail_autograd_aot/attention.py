@@ -1,7 +1,8 @@
 """Which kernel `scaled_dot_product_attention` calls.
 
 A mask that is made of constants and hides nothing (models build one where eager skips it) is
-dropped. What `rewrites` lists comes next (attention on a GPU is there).
+dropped; for one that hides what comes later there are kernels that need none. What `rewrites` lists
+comes next (attention on a GPU is there).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class AttentionMode(TorchFunctionMode):
             named = dict(zip(names, args, strict=False)) | kwargs
             if hides_nothing(named.get("attn_mask")):
                 named["attn_mask"] = None
+            elif not named.get("is_causal") and hides_the_future(named.get("attn_mask")):
+                named |= {"attn_mask": None, "is_causal": True}
             args, kwargs = (named.pop("query"),), named
         rewrite = REWRITES.get(func)
         if rewrite is not None:
@@ -46,3 +49,20 @@ def hides_nothing(mask: Tensor | None) -> bool:
         return False
     with untraced():
         return bool(value.all() if value.dtype is torch.bool else (value == 0).all())
+
+
+def hides_the_future(mask: Tensor | None) -> bool:
+    """True for a square mask known to show each query the keys up to its own place, and no other:
+    a boolean one, or one of 0 and -inf to be added."""
+    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return False
+    if mask.dtype is not torch.bool and not mask.is_floating_point():
+        return False
+    value = constant_value(mask)
+    if value is None:
+        return False
+    with untraced():
+        past = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
+        if value.dtype is torch.bool:
+            return bool((value == past).all())
+        return bool((value == torch.where(past, 0.0, -torch.inf)).all())

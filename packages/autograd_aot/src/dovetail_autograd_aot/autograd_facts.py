@@ -32,7 +32,10 @@ def why_lost(tensor: FakeTensor) -> str:
 def grad_fn_of(tensor: torch.Tensor) -> Any:
     """`tensor.grad_fn`; None of a view that autograd lost track of."""
     try:
-        return tensor.grad_fn
+        if type(tensor) is FakeTensor:
+            return tensor.grad_fn
+        with torch._C.DisableTorchFunctionSubclass():  # its class may have a method for this
+            return tensor.grad_fn
     except RuntimeError:
         return None
 

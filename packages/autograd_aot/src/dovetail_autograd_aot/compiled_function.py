@@ -17,7 +17,7 @@ from dovetail_guards.shape_env import FrozenError
 from dovetail_prims.at_sizes import exactly
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.late_reads import INPUTS, OUTPUTS, reads_of
-from dovetail_prims.wrappers import is_wrapper
+from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -97,7 +97,7 @@ class _Settings:
 
 def _compile_with(settings: _Settings, gm: GraphModule, example_inputs: Sequence[Any]) -> Run:
     late = LateNeeds(reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS)))
-    if any(map(is_wrapper, example_inputs)):
+    if any(map(is_wrapper, example_inputs)) or has_wrappers(gm.graph):
         plain = LateNeeds(late.reads)  # (the plain graph inside has other inputs)
         return compile_around(
             gm, example_inputs, functools.partial(_compile_as_placed, settings, plain)

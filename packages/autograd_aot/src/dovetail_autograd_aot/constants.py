@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dovetail_autograd_aot.op_info import draws_random_numbers
 
 # Computing a larger constant while tracing would cost more than it is worth.
-_LARGEST = 1 << 22
+_LARGEST = 1 << 24
 
 
 @contextmanager
@@ -68,12 +69,18 @@ def _ancestors(root: Node) -> list[Node] | None:
             or draws_random_numbers(node)
             or not isinstance(val, FakeTensor)
             or not all(type(s) is int for s in val._sizes)
-            or val.numel() > _LARGEST
+            or _stored(val) > _LARGEST
         ):
             return None
         stack.append((node, True))
         stack.extend((n, False) for n in node.all_input_nodes)
     return order
+
+
+def _stored(fake: FakeTensor) -> int:
+    """How many elements are in memory of a tensor that may be expanded."""
+    pairs = zip(fake._sizes, fake._strides, strict=True)
+    return math.prod(int(size) for size, stride in pairs if type(stride) is not int or stride != 0)
 
 
 def _with_values(arg: Any, values: dict[Node, Any]) -> Any:

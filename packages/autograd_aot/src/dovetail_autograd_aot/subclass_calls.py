@@ -85,14 +85,16 @@ def run_around(
             known = sizes.read(plain)
             made_as = [_at_sizes(kind, known) for kind in kinds]
             carry = [each.at_sizes(known) for each in carriers]
-        for each in carry:
-            plain += _Carry.apply(inputs[each.index], each)
+        with torch._C.DisableTorchFunctionSubclass():  # of the classes that wrap
+            for each in carry:
+                plain += _Carry.apply(inputs[each.index], each)
         results = run(*plain)
-        for index in written:
-            torch.autograd.graph.increment_version(inputs[index])
         made: list[Any] = []
-        for kind in made_as:
-            made.append(_make_output(kind, inputs, results, made))
+        with torch._C.DisableTorchFunctionSubclass():
+            for index in written:
+                torch.autograd.graph.increment_version(inputs[index])
+            for kind in made_as:
+                made.append(_make_output(kind, inputs, results, made))
         return tuple(made)
 
     return call

@@ -110,13 +110,18 @@ class Wrapping:
 
         def make_input(*plain: Tensor) -> Any:
             tensor, leaf = like_wrapper(self.examples[index], layout, plain)
-            self.leaves[index] = _Leaf(tensor, leaf, tensor.grad_fn, tensor._version)
+            with torch._C.DisableTorchFunctionSubclass():
+                self.leaves[index] = _Leaf(tensor, leaf, tensor.grad_fn, tensor._version)
             return tensor
 
         return make_input
 
     def _take_outputs_apart(self, outputs: Sequence[Any]) -> list[Any]:
         """The plain outputs. Notes how the graph's own are made of them."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._outputs_apart(outputs)
+
+    def _outputs_apart(self, outputs: Sequence[Any]) -> list[Any]:
         self.outputs, self.carried = [], {}
         self.bumped = [i for i, k in self.leaves.items() if k.tensor._version != k.version]
         plain: list[Any] = []
@@ -139,6 +144,10 @@ class Wrapping:
 
     def look_at_inputs(self) -> None:
         """Refuse what the last operator did to an input that cannot be done around the graph."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self._look_at_inputs()
+
+    def _look_at_inputs(self) -> None:
         for index, known in self.leaves.items():
             tensor = known.tensor
             if tensor.grad_fn is not known.grad_fn or (
@@ -181,9 +190,8 @@ class Wrapping:
 
     def wanted(self) -> list[tuple[int, Any]]:
         """The wrapping inputs that gradients are asked for: their indices, and leaves."""
-        return [
-            (index, known.leaf) for index, known in self.leaves.items() if known.leaf.requires_grad
-        ]
+        with torch._C.DisableTorchFunctionSubclass():
+            return [(i, known.leaf) for i, known in self.leaves.items() if known.leaf.requires_grad]
 
     def carry(self, position: int, gradient: Tensor, primals: int) -> list[Tensor]:
         """The plain pieces of the gradient of leaf number `position`: a primal's, or, from

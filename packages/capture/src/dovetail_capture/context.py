@@ -23,7 +23,7 @@ from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
 from dovetail_prims.node_error import blamed
-from dovetail_prims.wrappers import is_wrapper_type
+from dovetail_prims.wrappers import is_wrapper_type, overrides_functions
 from torch.autograd import forward_ad
 
 from dovetail_capture import _frame_hook
@@ -460,7 +460,7 @@ def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | No
 def _has_own_function(value: Any) -> bool:
     """Is it a tensor whose class torch asks about operations?"""
     cls = type(value)
-    return is_asked(cls) and not is_wrapper_type(cls)
+    return is_asked(cls) and (not is_wrapper_type(cls) or overrides_functions(cls))
 
 
 def _place_of_caller() -> str:

@@ -76,10 +76,10 @@ def _scattered(total: Node) -> bool:
 def _chain(part: Any, total: Node) -> list[Node]:
     """The scatters, first to last, that `part` is the rounded result of, which `total` alone reads;
     the first one goes into zeros. None at all if `part` is anything else."""
-    if not (isinstance(part, Node) and list(part.users) == [total] and _alike(part, total)):
-        return []
     node = _unrounded(part)
     if node is None or total.args[0] is total.args[1]:
+        return []
+    if list(part.users) != [total] or not _alike(part, total):
         return []
     chain: list[Node] = []
     while _accumulates(node):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph
 
 from dovetail_prims.fake_tensor import FakeTensor, UnsupportedTensorError
 from dovetail_prims.from_real import FakeMemo, from_real
@@ -78,15 +79,68 @@ def overrides_functions(cls: type[Tensor]) -> bool:
     return getattr(answer, "__func__", None) is not usual.__func__
 
 
+@dataclass(frozen=True)
+class Unasked:
+    """`function`, about which no class with a `__torch_function__` is asked: what such a class
+    makes of it is in the graph already."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.function(*args, **kwargs)
+
+    @property
+    def __name__(self) -> str:
+        return str(getattr(self.function, "__name__", "function"))
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+@dataclass(frozen=True, eq=False)
+class MakeWrapper:
+    """Makes a wrapping tensor of these sizes and strides around tensors: what a graph calls where
+    the program calls the class."""
+
+    cls: type
+    names: tuple[str, ...]
+    context: Any
+
+    def __call__(self, sizes: Sequence[int], strides: Sequence[int], *inner: Tensor) -> Any:
+        parts = dict(zip(self.names, inner, strict=True))
+        cls: Any = self.cls
+        with torch._C.DisableTorchFunctionSubclass():
+            made = cls.__tensor_unflatten__(parts, self.context, tuple(sizes), tuple(strides))
+        return made
+
+    @property
+    def __name__(self) -> str:
+        return self.cls.__name__
+
+    def __str__(self) -> str:
+        return self.__name__
+
+
+def has_wrappers(graph: Graph) -> bool:
+    """Does a graph make or take tensors that wrap others?"""
+    return any(is_wrapper(node.meta.get("val")) for node in graph.nodes)
+
+
 def take_apart(tensor: Any) -> tuple[WrapperLayout, list[Tensor]]:
     """The layout of a wrapping tensor, and the plain tensors inside, in order."""
+    with torch._C.DisableTorchFunctionSubclass():  # its class may have a method for these
+        return _take_apart(tensor)
+
+
+def _take_apart(tensor: Any) -> tuple[WrapperLayout, list[Tensor]]:
     names, context = tensor.__tensor_flatten__()
     parts: list[WrapperLayout | None] = []
     plain: list[Tensor] = []
     for name in names:
         inner = getattr(tensor, name)
         if is_wrapper(inner):
-            layout, inside = take_apart(inner)
+            layout, inside = _take_apart(inner)
             parts.append(layout)
             plain += inside
         else:
@@ -99,7 +153,8 @@ def take_apart(tensor: Any) -> tuple[WrapperLayout, list[Tensor]]:
 
 def put_together(layout: WrapperLayout, plain: Sequence[Tensor]) -> Any:
     """A tensor of this layout around these plain tensors."""
-    return _put_together(layout, iter(plain))
+    with torch._C.DisableTorchFunctionSubclass():
+        return _put_together(layout, iter(plain))
 
 
 def _put_together(layout: WrapperLayout, plain: Iterator[Tensor]) -> Any:
@@ -113,19 +168,25 @@ def _put_together(layout: WrapperLayout, plain: Iterator[Tensor]) -> Any:
 
 def wrapper_of_fakes(real: Any, memo: FakeMemo) -> Any:
     """A tensor like a wrapping tensor, around fakes of what is inside."""
-    if overrides_functions(type(real)):
-        raise UnsupportedTensorError("its class has a __torch_function__ of its own")
     if type(real).__module__.startswith(_TORCHS_OWN):
         raise UnsupportedTensorError("PyTorch's own subclasses do more than their protocol says")
     if real.layout is not torch.strided:
         raise UnsupportedTensorError(f"no fake for layout {real.layout}")
     layout, plain = take_apart(real)
-    return like_wrapper(real, layout, [from_real(t, memo=memo) for t in plain])[0]
+    made = like_wrapper(real, layout, [from_real(t, memo=memo) for t in plain])[0]
+    if type(made) is not type(real):
+        raise UnsupportedTensorError(f"its __tensor_unflatten__ gives a {type(made).__name__}")
+    return made
 
 
 def like_wrapper(example: Any, layout: WrapperLayout, plain: Sequence[Tensor]) -> tuple[Any, Any]:
     """A tensor around `plain` that is to autograd what `example` is, and the leaf below it (which
     it may be itself)."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return _like_wrapper(example, layout, plain)
+
+
+def _like_wrapper(example: Any, layout: WrapperLayout, plain: Sequence[Tensor]) -> tuple[Any, Any]:
 
     def make() -> Any:
         return put_together(layout, plain)

@@ -223,7 +223,8 @@ class _Attempt:
         self.session.function_modes = list(modes)
         self.session.first_function_modes = modes
         try:
-            with no_function_modes():
+            # (What a class of tensors makes of functions is captured: what is done here asks none.)
+            with no_function_modes(), torch._C.DisableTorchFunctionSubclass():
                 return self._run(grad_mode)
         finally:
             while self.session.open_modes:

@@ -291,7 +291,7 @@ class Interpreter:
         looked at first."""
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
-                self._look_into(value)
+                self.look_into(value)
         if self.session.function_modes or self.session.own_functions:
             function = getattr(torch.Tensor, target) if kind == "call_method" else target
             kwargs = dict(kwargs)
@@ -313,7 +313,8 @@ class Interpreter:
             self.session.made_leaves[id(result)] = self.frames[0].steps
         return result
 
-    def _look_into(self, value: Value) -> None:
+    def look_into(self, value: Value) -> None:
+        """Look at the lazy children of a container."""
         value = self.native(value)
         if isinstance(value, (ListValue, TupleValue)):
             children = sequences.items(self, value)
@@ -323,7 +324,7 @@ class Interpreter:
             return
         for child in children:
             if child.__class__ is not TensorValue and child.__class__ is not Constant:
-                self._look_into(child)
+                self.look_into(child)
 
     def answer_of_modes(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
         """What the program's function modes make of an operation that has a handler; None if

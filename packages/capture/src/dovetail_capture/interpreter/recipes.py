@@ -323,7 +323,8 @@ class Rebuilder:
             given = r.CallFunction(r.Const(as_class), (given, r.Const(item.cls)))
         new = self.remember(item, given)
         for name, value in item.attributes.items():
-            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+            if name not in item.rebuilt:
+                self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
 
     def _leaf(self, item: TensorValue, make: Callable[..., Any]) -> r.Recipe:

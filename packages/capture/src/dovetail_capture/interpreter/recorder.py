@@ -6,7 +6,7 @@ import collections
 import enum
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,14 @@ from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
 from dovetail_prims.from_real import from_real
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
-from dovetail_prims.wrappers import is_wrapper, wrapper_of_fakes
+from dovetail_prims.wrappers import (
+    MakeWrapper,
+    Unasked,
+    is_wrapper,
+    overrides_functions,
+    take_apart,
+    wrapper_of_fakes,
+)
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import updates_statistics
@@ -98,6 +105,8 @@ class Recorder:
         self.graph = Graph()
         self.sizes = SizeNodes(self.graph)
         self.fake_mode = FakeMode()
+        # Is the program in a block in which no class is asked about functions?
+        self.functions_off: Callable[[], bool] = lambda: False
         self.stack_trace = stack_trace
         self.operations = 0
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
@@ -195,6 +204,16 @@ class Recorder:
             return self.argument(value.native)
         raise NotAGraphArgument(value.describe())
 
+    def fake_of(self, value: Any) -> Any:
+        """The fake argument that `value` stands for, which may be no part of the graph yet."""
+        if value.__class__ is TensorValue and not value.has_node:
+            return value.fake
+        if value.__class__ is TupleValue and value.cls is not torch.Size:
+            return tuple(self.fake_of(self._looked_at(item)) for item in value.items)
+        if value.__class__ is ListValue and value.cls is list:
+            return [self.fake_of(self._looked_at(item)) for item in value.items]
+        return self.argument(value)[1]
+
     def _looked_at(self, item: Any) -> Value:
         if isinstance(item, Lazy):
             raise NotAGraphArgument("a container that was not looked into")
@@ -224,6 +243,10 @@ class Recorder:
                 if callable(function)
                 else lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             )
+
+        wraps, asked = _wrappers_in(pair[1] for pair in (*pairs, *keyword_pairs.values()))
+        if wraps and not asked and not self.functions_off():
+            run = _asking(run)  # what its `__torch_dispatch__` does, other classes are asked about
 
         def result_on_fakes(env: ShapeEnv | None) -> Any:
             with self.fake_mode, data_symbols(env):
@@ -349,6 +372,12 @@ class Recorder:
                     "can be used no longer",
                     "compile what checks its arguments apart from what uses them",
                 )
+        fakes = [pair[1] for pair in (*pairs, *keyword_pairs.values()) if len(pair) > 1]
+        wraps, asked = _wrappers_in(fakes)
+        if wraps:
+            self._check_inside(fakes)
+        if asked:
+            kind, target = _unasked(kind, target)
         powers = target is operator.pow and isinstance(result, torch.Tensor)
         if powers and isinstance(pairs[0][0], (int, float)):
             target = torch.pow  # fx would print `-1 ** x`, which is `-(1 ** x)`
@@ -374,6 +403,22 @@ class Recorder:
         self.operations += 1
         return node
 
+    def _check_inside(self, fakes: Sequence[Any]) -> None:
+        """An operation on an input that wraps tensors gives these no gradients: a backend takes
+        such an input apart below autograd."""
+        for fake in fakes:
+            if isinstance(fake, (tuple, list)):
+                self._check_inside(fake)
+            elif isinstance(fake, torch.Tensor) and is_wrapper(fake):
+                value = self.values.get(id(fake))
+                if value is None or value.source is None:
+                    continue
+                if any(inner.requires_grad for inner in take_apart(fake)[1]):
+                    raise GraphBreakSignal(
+                        f"an operation on a {type(fake).__name__} around tensors that need "
+                        "gradients themselves"
+                    )
+
     # --- operators that are given graphs --------------------------------------------------------
 
     def subgraph(self, name: str, graph: GraphModule) -> Node:
@@ -389,6 +434,10 @@ class Recorder:
         return self.output(
             self._add("call_function", target, [(a,) for a in arguments], {}, result), result
         )
+
+    def make_wrapper(self, make: MakeWrapper, args: tuple[Any, ...], fake: Any) -> Node:
+        """A node that makes a tensor around others, which `fake` stands for."""
+        return self._add("call_function", make, [(arg, None) for arg in args], {}, fake)
 
     def module(self) -> GraphModule:
         """The graph, which is finished, as a module."""
@@ -413,7 +462,9 @@ class Recorder:
             if self.data_env is not None and isinstance(result, FakeTensor):
                 self.sizes.bind_sizes(node, result)
             cls = type(result) if is_wrapper(result) else torch.Tensor
-            return self.bind(TensorValue(node, result, cls))
+            made = TensorValue(node, result, cls)
+            made.overrides = cls is not torch.Tensor and overrides_functions(cls)
+            return self.bind(made)
         if isinstance(result, (tuple, list)):
             items = [self._part(node, index, item) for index, item in enumerate(result)]
             if is_namedtuple(type(result)):
@@ -499,6 +550,39 @@ def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pa
     kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
     result = symbolic_form(function, args, kwargs)
     return run(*args, **kwargs) if result is NotImplemented else result
+
+
+def _wrappers_in(fakes: Iterable[Any]) -> tuple[bool, bool]:
+    """Are there tensors that wrap others among these, and such whose class is asked about
+    functions?"""
+    wraps = asked = False
+    for fake in fakes:
+        kind = type(fake)
+        if kind in (tuple, list):
+            found = _wrappers_in(fake)
+            wraps, asked = wraps or found[0], asked or found[1]
+        elif kind is not FakeTensor and isinstance(fake, torch.Tensor) and is_wrapper(fake):
+            wraps, asked = True, asked or overrides_functions(kind)
+    return wraps, asked
+
+
+def _asking(run: Callable[..., Any]) -> Callable[..., Any]:
+    enabled: Any = torch._C
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with enabled._EnableTorchFunction():
+            return run(*args, **kwargs)
+
+    return call
+
+
+def _unasked(kind: str, target: Any) -> tuple[str, Any]:
+    """What a node calls whose classes were asked when it was captured."""
+    if isinstance(target, (Unasked, MakeWrapper)):
+        return kind, target
+    return "call_function", Unasked(
+        getattr(torch.Tensor, target) if kind == "call_method" else target
+    )
 
 
 def _parts(result: Any) -> Sequence[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextvars
+import copy
 import re
 import weakref
 from collections.abc import Callable
@@ -43,7 +44,7 @@ from dovetail_capture.interpreter.values.draws import DrawSource
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.hooks import Hooked, LateState
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.plain import PlainSource, as_plain, is_asked
+from dovetail_capture.interpreter.values.plain import PlainSource, as_class, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.recipe import CallFunction
@@ -156,6 +157,9 @@ class Session:
         # functions that the program is in: the steps of the top frame that entered them.
         self.own_functions = False
         self.functions_off: list[int] = []
+        recorder.functions_off = lambda off=self.functions_off: bool(off)  # type: ignore[misc]
+        # ids of the tensors inside of wrapping inputs: their sizes are fixed, as these tensors' are
+        self.inner: set[int] = set()
         self.settings: dict[Any, Any] = {}  # settings of torch that were changed -> what they were
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
@@ -277,7 +281,8 @@ class Session:
         if static:
             self.pin(source, real)
         wraps = is_wrapper(real)
-        sizes = None if static or wraps else self.shapes.sizes_of(real, source)
+        fixed = static or wraps or id(real) in self.inner
+        sizes = None if fixed else self.shapes.sizes_of(real, source)
         try:
             clause = tensor_clause(real, source)
             fake = self.recorder.from_real(real, sizes)
@@ -294,6 +299,8 @@ class Session:
         node = self._placeholder(source, fake)
         node.meta["static"] = static
         value = TensorValue(node, fake, type(real), source, real)
+        value.overrides = wraps and overrides_functions(type(real))
+        self.own_functions |= value.overrides
         self.recorder.bind(value)
         self.known[id(real)] = value
         self.keep_alive.append(real)
@@ -313,16 +320,18 @@ class Session:
         return self.recorder.placeholder(_input_name(source, len(self.inputs)), value)
 
     def _is_to_be_plain(self, real: torch.Tensor) -> bool:
+        if is_wrapper(real):
+            return False
         if overrides_functions(type(real)):
             return True
-        return not isinstance(real, (torch.nn.Parameter, torch.nn.Buffer)) and not is_wrapper(real)
+        return not isinstance(real, (torch.nn.Parameter, torch.nn.Buffer))
 
     def _plain_input(self, real: torch.Tensor, source: Source) -> TensorValue:
         """The value of a tensor of the program's own class: the graph's input is the plain tensor
         of it. To look at the tensor may call the program's `__torch_function__`."""
         if isinstance(real, UninitializedTensorMixin):
             raise GraphBreakSignal("a parameter without a shape, of a lazy module, as an input")
-        if is_wrapper(real) or type(real).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        if type(real).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise GraphBreakSignal(
                 f"a {type(real).__name__} as an input: a class with a __torch_dispatch__ that does "
                 "not only wrap tensors"
@@ -332,7 +341,7 @@ class Session:
                 f"a {type(real).__name__} as an input of what is exported",
                 "pass `x.as_subclass(torch.Tensor)`",
             )
-        plain = as_plain(real)
+        plain = as_class(real, torch.Tensor)
         leaf = plain.detach().requires_grad_(plain.requires_grad)
         with torch._C.DisableTorchFunctionSubclass():
             try:
@@ -357,9 +366,10 @@ class Session:
     def _guard_inside(self, real: Any, source: Source) -> None:
         """Guard what a tensor wraps, and what it says of itself."""
         flattened = real.__tensor_flatten__()
-        self.clauses.append(c.ConstantIs(self.sources.flattened(source), flattened))
+        self.clauses.append(c.ConstantIs(self.sources.flattened(source), as_it_is(flattened)))
         for name in flattened[0]:
             inner, place = getattr(real, name), self.sources.attr(source, name)
+            self.inner.add(id(inner))
             self.clauses.append(tensor_clause(inner, place))
             if is_wrapper(inner):
                 self._guard_inside(inner, place)
@@ -443,6 +453,16 @@ class NumberInput(SymbolicNumber):
     def __init__(self, node: Any, value: Any, source: Source) -> None:
         super().__init__(value, source)
         self.node = node
+
+
+def as_it_is(real: Any) -> Any:
+    """What is compared with an object to see that it has not changed: a copy, where that can be
+    told to be equal."""
+    try:
+        copied = copy.deepcopy(real)
+        return copied if bool(copied == real) else real
+    except Exception:  # what the program's classes raise
+        return real
 
 
 def tensor_clause(real: torch.Tensor, source: Source) -> c.TensorIs:

@@ -134,6 +134,9 @@ def flex_attention(
         _check_lengths(query, key, block_mask)
         if block_mask.mask_mod is not noop_mask:
             seen = _mapped(block_mask.mask_mod, (), batch, heads, m, n, device)
+            # Once for what it is the same for.
+            seen = seen[:1] if seen.stride(0) == 0 else seen
+            seen = seen[:, :1] if seen.stride(1) == 0 else seen
     with torch.autocast(kind, enabled=False):
         key, value = key.expand(batch, -1, -1, -1), value.expand(batch, -1, -1, -1)
         if score_mod is None and not return_lse and return_aux is None:

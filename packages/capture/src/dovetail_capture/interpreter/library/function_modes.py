@@ -152,8 +152,8 @@ def _is_none(value: Value | None) -> bool:
 
 def _given(recorder: Recorder, run: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """What a mode would be given, in fakes; None if it would not be asked."""
-    fakes = [recorder.argument(arg)[1] for arg in args]
-    named = {name: recorder.argument(arg)[1] for name, arg in kwargs.items()}
+    fakes = [recorder.fake_of(arg) for arg in args]
+    named = {name: recorder.fake_of(arg) for name, arg in kwargs.items()}
     try:
         with recorder.fake_mode, _Probe():
             run(*fakes, **named)

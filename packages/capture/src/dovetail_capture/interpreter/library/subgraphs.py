@@ -134,7 +134,7 @@ def captured_function(
     try:
         with no_changes(vm, [function, *operands], f"{which} changes what was there before"):
             result = vm.call(function, operands, {})
-            vm._look_into(result)
+            vm.look_into(result)
         results: list[TensorValue] = []
         template = template_of(vm, result, results)
         if inner.writes_around():

@@ -40,6 +40,7 @@ from dovetail_capture.interpreter.library import (
     torch_polyfills,
     transforms,
     triton_launches,
+    wrapping_tensors,
 )
 from dovetail_capture.interpreter.library.conversions import to_text
 from dovetail_capture.interpreter.library.handlers import Handler
@@ -79,6 +80,7 @@ HANDLERS: dict[Any, Handler] = {
     **tensor_attributes.HANDLERS,
     **settings.HANDLERS,
     **own_functions.HANDLERS,
+    **wrapping_tensors.HANDLERS,
     **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
     **torch_polyfills.HANDLERS,

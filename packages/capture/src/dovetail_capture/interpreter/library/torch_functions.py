@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from collections.abc import Callable
@@ -263,6 +264,16 @@ def method_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NativeMethod(method, args[1], method.__name__)
 
 
+@functools.cache
+def _capabilities() -> Any:
+    return torch.cpu.get_capabilities()
+
+
+def cpu_capabilities(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.cpu.get_capabilities()`, which stays as it is."""
+    return vm.held(_capabilities())
+
+
 _FOLDED: tuple[Any, ...] = (
     torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
     _C._is_any_autocast_enabled,
@@ -279,6 +290,10 @@ _FOLDED: tuple[Any, ...] = (
     torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
     *(getattr(_C, name) for name in BACKEND_FLAGS),
 )  # fmt: skip
+
+# (Older versions of torch have none.)
+_CAPABILITIES: Any = getattr(torch.cpu, "get_capabilities", None)
+_ABOUT_CPU = [f for f in (_CAPABILITIES, getattr(_CAPABILITIES, "__wrapped__", None)) if f]
 
 _OF_GPU = (
     torch.cuda.get_device_capability, torch.cuda.get_device_name, torch.cuda.current_device,
@@ -330,6 +345,7 @@ HANDLERS: dict[Any, Handler] = {
     },
     **{getattr(torch.jit, name): always(False) for name in ("is_scripting", "is_tracing")},
     torch._jit_internal.is_scripting: always(False),
+    **dict.fromkeys(_ABOUT_CPU, cpu_capabilities),
     _C._get_tracing_state: always(None),
     _C._is_tracing: always(False),
     _C._log_api_usage_once: always(None),

@@ -209,7 +209,7 @@ def _capture(
         torch._C._set_grad_enabled(True)  # as these transforms do, whatever holds around them
     try:
         result = vm.call(function, positional, named)
-        vm._look_into(result)
+        vm.look_into(result)
         parts: list[Any] = []
 
         def part(value: Value) -> Slot:

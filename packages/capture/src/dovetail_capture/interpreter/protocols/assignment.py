@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.wrappers import is_wrapper_type
 
 from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
@@ -46,6 +47,10 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         return
     if isinstance(obj, TensorValue):
         _, attr = class_attributes.class_lookup(vm, obj.cls, name)
+        slot = type(attr) is types.MemberDescriptorType
+        if is_wrapper_type(obj.cls) and (slot or not class_attributes.is_data_descriptor(vm, attr)):
+            _set_on_wrapper(obj, name, value)
+            return
         if attr is not class_attributes.MISSING and obj.overrides:  # its class is asked
             raise GraphBreakSignal(f"assignment to attribute `{name}` of a {obj.cls.__name__}")
         if attr is _REQUIRES_GRAD and isinstance(value, Constant) and type(value.value) is bool:
@@ -75,6 +80,15 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
             obj.attributes[name] = value
             return
     raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
+
+
+def _set_on_wrapper(obj: TensorValue, name: str, value: Value) -> None:
+    """Set an attribute of a tensor that wraps others: its class does, of one that it makes."""
+    if obj.make_node is None or obj.has_node:
+        raise GraphBreakSignal(
+            f"assignment to `{name}` of a {obj.cls.__name__} that is part of the graph"
+        )
+    obj.attributes[name] = value
 
 
 def _fits_grad(obj: TensorValue, value: Value) -> bool:

@@ -9,6 +9,7 @@ classes are in `class_attributes`, those of objects in `object_attributes`; here
 from __future__ import annotations
 
 import collections
+import dataclasses
 import sys
 import types
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_prims.wrappers import is_wrapper_type
+from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
@@ -185,12 +186,7 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     owner, attr = class_lookup(vm, obj.cls, name)
     if attr is MISSING:
         if is_wrapper_type(obj.cls):
-            # What it wraps is known of a value made in the frame, too.
-            if isinstance(getattr(obj.fake, name, None), torch.Tensor):
-                run = vm.session.recorder.record
-                return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
-            if obj.real is None:
-                raise GraphBreakSignal(f"the attribute `{name}` of a {obj.cls.__name__}")
+            return _wrapper_attr(vm, obj, name)
         if obj.real is not None and obj.source is not None:
             fields = obj.real.__dict__
             if name in fields:
@@ -199,6 +195,8 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
         return missing(vm, obj, name)
     kind = type(attr)
+    if kind is types.MemberDescriptorType and is_wrapper_type(obj.cls):
+        return _wrapper_attr(vm, obj, name)
     if kind in C_METHODS:
         return NativeMethod(attr, obj, name)
     if kind is types.FunctionType:
@@ -217,6 +215,43 @@ _PARTS_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
     "imag": lambda number: 0.0 if isinstance(number, torch.SymFloat) else 0,
     "denominator": lambda number: 1,
 }
+
+
+def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    """An attribute of an instance that wraps tensors. A tensor inside of an input is an input
+    itself: to autograd it is another one than that around it."""
+    if obj.make_node is not None:  # all that it has was set in the frame
+        return missing(vm, obj, name)
+    absent = object()
+    known = getattr(obj.fake, name, absent)
+    if obj.real is not None and obj.source is not None:
+        fields, sources = obj.real.__dict__, vm.session.sources
+        if name in fields:
+            found = vm.wrap(fields[name], sources.instance_attr(obj.source, name))
+        elif known is not absent and hasattr(obj.cls, name):  # it lies in a slot
+            found = vm.wrap(getattr(obj.real, name), sources.attr(obj.source, name))
+        else:
+            vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
+            return missing(vm, obj, name)
+        if isinstance(known, torch.Tensor) and not _is_same(getattr(found, "fake", None), known):
+            raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
+        return found
+    if isinstance(known, torch.Tensor):  # what it wraps is known of a value made in the frame, too
+        run = vm.session.recorder.record
+        return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
+    if known is absent:
+        return missing(vm, obj, name)
+    if dataclasses.is_dataclass(known):
+        return vm.held(known)
+    return vm.session.recorder.fold(known)
+
+
+def _is_same(one: Any, other: torch.Tensor) -> bool:
+    """Are they one stand-in, or ones around the same?"""
+    if one is other or not is_wrapper(other) or type(one) is not type(other):
+        return one is other
+    (layout, inner), (other_layout, other_inner) = take_apart(one), take_apart(other)
+    return layout == other_layout and list(map(id, inner)) == list(map(id, other_inner))
 
 
 def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:

@@ -82,7 +82,8 @@ def _check_tensor_class(
     """Only a tensor by its class's own `__new__`, or of one tensor, can be made in a graph."""
     flagged = issubclass(cls, (nn.Parameter, nn.Buffer)) and cls is not nn.Parameter
     given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
-    if is_wrapper_type(cls) or flagged or not (own_new or given):
+    wraps = is_wrapper_type(cls) and not own_new
+    if wraps or flagged or not (own_new or given):
         raise GraphBreakSignal(
             f"creation of a {cls.__name__}", "create it before the compiled function runs"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,20 +15,24 @@ from dovetail_capture.interpreter.values.base import Value
 
 class TensorValue(Value):
     """A tensor of the graph. `attributes` are Python attributes set on it in the frame; `data` is
-    what `tensor.data = ...` gave it, of equal metadata."""
+    what `tensor.data = ...` gave it, of equal metadata. One that wraps tensors and was made in the
+    frame has no node until one is asked for: `make_node` gives it."""
 
-    __slots__ = ("answer", "attributes", "cls", "data", "drawn", "fake", "inference", "node",
-                 "overrides", "real")  # fmt: skip
+    __slots__ = ("_node", "answer", "attributes", "cls", "data", "drawn", "fake", "inference",
+                 "make_node", "overrides", "real", "rebuilt")  # fmt: skip
 
     def __init__(
         self,
-        node: Node,
+        node: Node | None,
         fake: Any,
         cls: type = torch.Tensor,
         source: Source | None = None,
         real: Any = None,
     ) -> None:
-        self.node = node
+        self._node = node
+        self.make_node: Callable[[TensorValue], Node] | None = None
+        # Attributes that what the graph gives has by itself.
+        self.rebuilt: frozenset[str] = frozenset()
         self.fake = fake
         self.cls = cls
         self.source = source
@@ -38,6 +43,24 @@ class TensorValue(Value):
         self.drawn: tuple[Node, float, float] | None = None  # sampler, least and greatest value
         self.overrides = False  # has its class a `__torch_function__` of its own?
         self.answer: bool | None = None  # what each element is known to be, of a comparison
+
+    @property
+    def node(self) -> Node:
+        """The node of the graph that gives it."""
+        found = self._node
+        if found is None:
+            assert self.make_node is not None
+            found = self._node = self.make_node(self)
+        return found
+
+    @node.setter
+    def node(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def has_node(self) -> bool:
+        """Is it a part of the graph already?"""
+        return self._node is not None
 
     def python_type(self) -> type:
         return self.cls
