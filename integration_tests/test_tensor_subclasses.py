@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -433,3 +434,32 @@ def test_jagged_tensors_run_plainly() -> None:
     torch.testing.assert_close(compiled(x).values(), double(x).values())
     with pytest.raises(dovetail.CaptureError):
         dovetail.compile(double, fullgraph=True)(x)
+
+
+class _Doubling(Tensor):
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.sin else out
+
+
+class _Sines(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.ones(3).as_subclass(_Doubling)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.weight).as_subclass(Tensor) + x
+
+
+@pytest.mark.parametrize("first", ["asked", "not asked"])
+def test_where_no_class_is_asked(first: str) -> None:
+    module, x = _Sines(), torch.zeros(3)
+    compiled = dovetail.compile(module)
+    for asked in (first == "asked", first != "asked", True, False):
+        with nullcontext() if asked else torch._C.DisableTorchFunctionSubclass():
+            torch.testing.assert_close(compiled(x), module(x))
+    assert dovetail.report(compiled).graphs == 1

@@ -23,7 +23,6 @@ from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
 from dovetail_prims.node_error import blamed
-from dovetail_prims.wrappers import is_wrapper_type, overrides_functions
 from torch.autograd import forward_ad
 
 from dovetail_capture import _frame_hook
@@ -44,7 +43,6 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
-from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recompiles import changed_sizes, replaced_objects, same_case, sizes_of
 from dovetail_capture.replacement import build_replacement
@@ -194,27 +192,29 @@ class CaptureContext:
         if observer is not None:
             self._tell_once(code, f"called {observer}, it runs uncaptured")
             return None
-        if not torch._C._is_torch_function_enabled() and any(map(_has_own_function, args)):
-            return None  # a graph has what the class makes of operations, which now is not asked
-        with self._lock, torch._C.DisableTorchFunction():  # what is read here, no mode sees
+        with self._lock:
             for entry in self.hook.entries(code):
                 if _frame_hook.check_guard(entry.guard, args, func):
                     return entry  # another thread compiled it while this one waited
-            if self.hook.is_closed(code):
-                return None
-            stance = current_stance()
-            if stance == "eager_on_recompile":
-                return None
-            if stance == "fail_on_recompile":
-                raise RecompileError(self._why_missed(code, func, args))
-            if stance == "eager_then_compile" and self._is_first_call(code, args):
-                return None
-            # Entries and marks are made here, under the lock: a thread that waits is to find them.
-            with _torch_state_kept(), no_hooks_on_saved_tensors():
-                answer = self._compile_or_skip(code, func, args)
-            if answer is _frame_hook.SKIP:
-                self.hook.close(code)
-            return answer
+            with torch._C.DisableTorchFunction():  # what is read here, no mode sees
+                return self._new_answer(code, func, args)
+
+    def _new_answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+        if self.hook.is_closed(code):
+            return None
+        stance = current_stance()
+        if stance == "eager_on_recompile":
+            return None
+        if stance == "fail_on_recompile":
+            raise RecompileError(self._why_missed(code, func, args))
+        if stance == "eager_then_compile" and self._is_first_call(code, args):
+            return None
+        # Entries and marks are made here, under the lock: a thread that waits is to find them.
+        with _torch_state_kept(), no_hooks_on_saved_tensors():
+            answer = self._compile_or_skip(code, func, args)
+        if answer is _frame_hook.SKIP:
+            self.hook.close(code)
+        return answer
 
     def _compile_or_skip(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         try:
@@ -457,12 +457,6 @@ def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | No
     return None if node is None else node.meta.get("operation")
 
 
-def _has_own_function(value: Any) -> bool:
-    """Is it a tensor whose class torch asks about operations?"""
-    cls = type(value)
-    return is_asked(cls) and (not is_wrapper_type(cls) or overrides_functions(cls))
-
-
 def _place_of_caller() -> str:
     """`file:line` of the innermost code that is the user's."""
     frame = inspect.currentframe()
@@ -473,6 +467,8 @@ def _place_of_caller() -> str:
 
 def _observer() -> str | None:
     """What is to see each operation of a call, if there is such a thing."""
+    if not torch._C._is_torch_function_enabled():
+        return "where no class of tensors is asked about operations"
     if torch._C._get_tracing_state() is not None:
         return "within torch.jit.trace"
     if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():

@@ -139,6 +139,11 @@ def _handles_exception() -> bool:
     return sys.exception() is not None
 
 
+def _asks_classes() -> bool:
+    """Are classes of tensors asked about operations? (Capture itself runs with nobody asked.)"""
+    return bool(_C._is_torch_function_enabled() or _C._is_torch_function_all_disabled())
+
+
 READERS: dict[str, Callable[[], Any]] = {
     "handles_exception": _handles_exception,
     "grad_mode": torch.is_grad_enabled,
@@ -149,6 +154,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "deterministic": _deterministic,
     "num_threads": torch.get_num_threads,
     "float32_matmul_precision": torch.get_float32_matmul_precision,
+    "asks_classes": _asks_classes,
     "torch_function_modes": _torch_function_modes,
     "torch_dispatch_modes": _torch_dispatch_modes,
     "sdp_kernels": _sdp_kernels,

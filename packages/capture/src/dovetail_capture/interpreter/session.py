@@ -299,13 +299,20 @@ class Session:
         node = self._placeholder(source, fake)
         node.meta["static"] = static
         value = TensorValue(node, fake, type(real), source, real)
-        value.overrides = wraps and overrides_functions(type(real))
+        if wraps and overrides_functions(type(real)):
+            self._let_class_answer(value)
         self.own_functions |= value.overrides
         self.recorder.bind(value)
         self.known[id(real)] = value
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, source, real, static), value))
         return value
+
+    def _let_class_answer(self, value: TensorValue) -> None:
+        """What operations with an input are, its class says, where torch asks it: as it does now,
+        or no frame would be captured."""
+        value.overrides = True
+        self.guard_state("asks_classes", True)
 
     def _of_symbols(
         self, clause: c.TensorIs, fake: FakeTensor, sizes: Any, source: Source
@@ -355,7 +362,8 @@ class Session:
         node = self._placeholder(source, fake)
         node.meta["static"] = False
         value = TensorValue(node, fake, type(real), source, real)
-        value.overrides = is_asked(type(real))
+        if is_asked(type(real)):
+            self._let_class_answer(value)
         self.own_functions = True
         self.recorder.bind(value)
         self.known[id(real)] = value
