@@ -245,7 +245,6 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
     del got, expected
     for _ in range(3):  # what a mode still does in its first calls (recording graphs)
         step()
-    of_eager, error = _errors(spec, case, twin, [eager, step])
     alone()
     eager_s, steady, speedup = measure.interleaved(
         eager,
@@ -255,6 +254,10 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         least=4 if spec.thorough else 2,
     )
     counts = _counts(compiled, case) if spec.system == "dovetail" else {}
+    own_peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
+    eager_peak = measure.peak_bytes(eager, spec.device) if spec.thorough else None
+    # Last: what else runs on a GPU meanwhile may decide whether calls are recorded.
+    of_eager, error = _errors(spec, case, twin, [eager, step])
     largest, rms = _numbers(error)
     eager_largest, eager_rms = _numbers(of_eager)
     return Figures(
@@ -263,8 +266,8 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         eager_s=eager_s,
         speedup=speedup,
         overhead_us=_overhead_us(spec) if spec.overhead else None,
-        peak_bytes=measure.peak_bytes(step, spec.device) if spec.thorough else None,
-        eager_peak_bytes=measure.peak_bytes(eager, spec.device) if spec.thorough else None,
+        peak_bytes=own_peak,
+        eager_peak_bytes=eager_peak,
         error_eager=error_eager,
         error_float64=largest,
         mean_float64=rms,

@@ -15,7 +15,7 @@ from dovetail_prims.symbolic_forms import call_form
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dovetail_autograd_aot.constants import constant_value, untraced
+from dovetail_autograd_aot.constants import kind_of_constant
 from dovetail_autograd_aot.rewrites import REWRITES
 
 
@@ -29,9 +29,11 @@ class AttentionMode(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             named = dict(zip(names, args, strict=False)) | kwargs
-            if hides_nothing(named.get("attn_mask")):
+            mask = named.get("attn_mask")
+            hidden = "" if mask is None else kind_of_constant(mask, _what_is_hidden)
+            if hidden == "nothing":
                 named["attn_mask"] = None
-            elif not named.get("is_causal") and hides_the_future(named.get("attn_mask")):
+            elif hidden == "the future" and not named.get("is_causal"):
                 named |= {"attn_mask": None, "is_causal": True}
             args, kwargs = (named.pop("query"),), named
         rewrite = REWRITES.get(func)
@@ -42,27 +44,20 @@ class AttentionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def hides_nothing(mask: Tensor | None) -> bool:
-    """True for a boolean mask known to be all True, or one to be added known to be all zero."""
-    value = None if mask is None else constant_value(mask)
-    if value is None:
-        return False
-    with untraced():
-        return bool(value.all() if value.dtype is torch.bool else (value == 0).all())
-
-
-def hides_the_future(mask: Tensor | None) -> bool:
-    """True for a square mask known to show each query the keys up to its own place, and no other:
-    a boolean one, or one of 0 and -inf to be added."""
-    if mask is None or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
-        return False
-    if mask.dtype is not torch.bool and not mask.is_floating_point():
-        return False
-    value = constant_value(mask)
-    if value is None:
-        return False
-    with untraced():
-        past = torch.ones(value.shape[-2:], dtype=torch.bool).tril()
-        if value.dtype is torch.bool:
-            return bool((value == past).all())
-        return bool((value == torch.where(past, 0.0, -torch.inf)).all())
+def _what_is_hidden(mask: Tensor) -> str:
+    """What a mask hides: "nothing"; "the future", if it is square and each query sees the keys up
+    to its own place; or "" for anything else. It is boolean, or added: then it is 0 or -inf."""
+    if mask.dtype is torch.bool:
+        seen = mask
+    elif mask.is_floating_point():
+        seen = mask == 0
+        if not bool((seen | (mask == -torch.inf)).all()):
+            return ""
+    else:
+        return ""
+    if bool(seen.all()):
+        return "nothing"
+    if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return ""
+    past = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    return "the future" if bool((seen == past).all()) else ""

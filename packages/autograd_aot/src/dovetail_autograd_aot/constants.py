@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,6 +47,23 @@ def constant_value(tensor: Tensor) -> Tensor | None:
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         result = values[track.node]
     return result if isinstance(result, Tensor) else None
+
+
+def kind_of_constant(tensor: Tensor, kind_of: Callable[[Tensor], str]) -> str:
+    """What `kind_of` says of a traced tensor's value, asked once for each value; "" if it is not
+    known (as for `constant_value`)."""
+    track = tensor.__dict__.get("_aot_track") if type(tensor) is FakeTensor else None
+    if track is None or track.seen != track.storage.version or track.storage.version:
+        return ""
+    known = track.node.meta.get(_KIND)
+    if known is None:
+        value = constant_value(tensor)
+        with untraced():
+            known = track.node.meta[_KIND] = "" if value is None else kind_of(value)
+    return str(known)
+
+
+_KIND = "kind_of_constant"  # in a node's meta
 
 
 def _ancestors(root: Node) -> list[Node] | None:
