@@ -192,12 +192,11 @@ class CaptureContext:
         if observer is not None:
             self._tell_once(code, f"called {observer}, it runs uncaptured")
             return None
-        with self._lock:
+        with self._lock, torch._C.DisableTorchFunction():  # what is read here, no mode sees
             for entry in self.hook.entries(code):
                 if _frame_hook.check_guard(entry.guard, args, func):
                     return entry  # another thread compiled it while this one waited
-            with torch._C.DisableTorchFunction():  # what is read here, no mode sees
-                return self._new_answer(code, func, args)
+            return self._new_answer(code, func, args)
 
     def _new_answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         if self.hook.is_closed(code):
