@@ -6,7 +6,7 @@ import collections
 import enum
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,6 @@ from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import (
     MakeWrapper,
-    Unasked,
     is_wrapper,
     overrides_functions,
     take_apart,
@@ -54,6 +53,7 @@ from dovetail_capture.interpreter.values.objects import ObjectValue, is_namedtup
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
+from dovetail_capture.interpreter.wrapper_calls import asking, unasked, wrappers_in
 
 # Functions that hand back their very argument when there is nothing to do; such a call leaves no
 # node. In-place operations also return their argument, and must stay.
@@ -244,9 +244,9 @@ class Recorder:
                 else lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             )
 
-        wraps, asked = _wrappers_in(pair[1] for pair in (*pairs, *keyword_pairs.values()))
+        wraps, asked = wrappers_in(pair[1] for pair in (*pairs, *keyword_pairs.values()))
         if wraps and not asked and not self.functions_off():
-            run = _asking(run)  # what its `__torch_dispatch__` does, other classes are asked about
+            run = asking(run)  # what its `__torch_dispatch__` does, other classes are asked about
 
         def result_on_fakes(env: ShapeEnv | None) -> Any:
             with self.fake_mode, data_symbols(env):
@@ -373,11 +373,11 @@ class Recorder:
                     "compile what checks its arguments apart from what uses them",
                 )
         fakes = [pair[1] for pair in (*pairs, *keyword_pairs.values()) if len(pair) > 1]
-        wraps, asked = _wrappers_in(fakes)
+        wraps, asked = wrappers_in(fakes)
         if wraps:
             self._check_inside(fakes)
         if asked:
-            kind, target = _unasked(kind, target)
+            kind, target = unasked(kind, target)
         powers = target is operator.pow and isinstance(result, torch.Tensor)
         if powers and isinstance(pairs[0][0], (int, float)):
             target = torch.pow  # fx would print `-1 ** x`, which is `-(1 ** x)`
@@ -550,39 +550,6 @@ def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pa
     kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
     result = symbolic_form(function, args, kwargs)
     return run(*args, **kwargs) if result is NotImplemented else result
-
-
-def _wrappers_in(fakes: Iterable[Any]) -> tuple[bool, bool]:
-    """Are there tensors that wrap others among these, and such whose class is asked about
-    functions?"""
-    wraps = asked = False
-    for fake in fakes:
-        kind = type(fake)
-        if kind in (tuple, list):
-            found = _wrappers_in(fake)
-            wraps, asked = wraps or found[0], asked or found[1]
-        elif kind is not FakeTensor and isinstance(fake, torch.Tensor) and is_wrapper(fake):
-            wraps, asked = True, asked or overrides_functions(kind)
-    return wraps, asked
-
-
-def _asking(run: Callable[..., Any]) -> Callable[..., Any]:
-    enabled: Any = torch._C
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with enabled._EnableTorchFunction():
-            return run(*args, **kwargs)
-
-    return call
-
-
-def _unasked(kind: str, target: Any) -> tuple[str, Any]:
-    """What a node calls whose classes were asked when it was captured."""
-    if isinstance(target, (Unasked, MakeWrapper)):
-        return kind, target
-    return "call_function", Unasked(
-        getattr(torch.Tensor, target) if kind == "call_method" else target
-    )
 
 
 def _parts(result: Any) -> Sequence[Any]:
