@@ -114,9 +114,10 @@ CODE_HANDLERS = {
     **transforms.CODE_HANDLERS,
     **normalisation.CODE_HANDLERS,
 }
-# By module and qualified name: of what is never imported here, and may be another object later.
+# By module and qualified name: of what is never imported or named here.
 NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
     **flex.BY_NAME,
+    **torch_polyfills.BY_NAME,
     **triton_launches.BY_NAME,
 }
 NEW_HANDLERS = {

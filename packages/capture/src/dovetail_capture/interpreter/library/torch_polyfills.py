@@ -252,7 +252,6 @@ HANDLERS: dict[Any, Handler] = {
     **{original: interpreted(function) for original, function in _CONSTRAINTS.items()},
     torch_transformer._detect_is_causal_mask: _causal_hint,
     torch.utils._contextlib._DecoratorContextManager.__call__: _decorate,
-    torch.compile: interpreted(compiled),  # noqa: TID251
     torch.Size.numel: interpreted(numel),
     F.pad: _pad,
     torch._C._infer_size: interpreted(infer_size),
@@ -269,3 +268,4 @@ HANDLERS: dict[Any, Handler] = {
     torch.ops.aten.allclose: _if_truth_may_wait(allclose),
     torch.ops.aten.allclose.default: _if_truth_may_wait(allclose),
 }
+BY_NAME: dict[tuple[str, str], Handler] = {("torch", "compile"): interpreted(compiled)}
