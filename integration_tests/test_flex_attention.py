@@ -188,3 +188,16 @@ def test_what_eager_refuses() -> None:
         attend(query.clone().requires_grad_())
     with pytest.raises((ValueError, RuntimeError), match="block_mask"):
         attend(query[:, :, :100], made)
+
+    @dovetail.compile
+    def beside(query: Tensor, key: Tensor, mask: Any = None) -> Any:
+        return flex_attention(query, key, key, block_mask=mask)
+
+    one = query[:1]
+    with pytest.raises(ValueError, match="batch"):
+        beside(query, one)
+    with pytest.raises(ValueError, match="batch"):
+        beside(query, one, create_block_mask(causal, None, None, N, N, device="cpu"))
+    torch.testing.assert_close(
+        beside(query, one, made), flex_attention(query, one, one, block_mask=made)
+    )

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
-from dovetail_capture.interpreter.values.base import Constant, Value, is_none
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 # PyTorch's module, which takes seconds to import: who calls its functions has done so.
@@ -85,8 +85,19 @@ def _laid_out_like(out: Any, query: Any) -> Any:
     return out.new_empty_strided(out.shape, made).copy_(out)
 
 
-def _check_lengths(query: Any, key: Any, block_mask: Any) -> None:
-    """Raises ValueError or RuntimeError if a mask was made for other sequences."""
+def _check_mask(query: Any, key: Any, block_mask: Any) -> None:
+    """Raises ValueError or RuntimeError if a mask was made for other batches or sequences, or lies
+    on another device."""
+    if query.device != block_mask.kv_num_blocks.device:
+        raise RuntimeError(
+            f"Expect q/k/v and block_mask to be on the same device but got {query.device} and "
+            f"{block_mask.kv_num_blocks.device}."
+        )
+    batches = block_mask.kv_num_blocks.size(0)
+    if query.size(0) not in (key.size(0), batches):
+        raise ValueError(
+            f"query of {query.size(0)} batches, keys of {key.size(0)}, block_mask of {batches}"
+        )
     if block_mask.BLOCK_SIZE[0] == _ANY_LENGTH and block_mask.BLOCK_SIZE[1] == _ANY_LENGTH:
         return
     m, n = query.size(-2), key.size(-2)
@@ -95,11 +106,6 @@ def _check_lengths(query: Any, key: Any, block_mask: Any) -> None:
         raise ValueError(
             f"block_mask was created for {made_for[-2]} queries and {made_for[-1]} keys, not for "
             f"{m} and {n}: make one of these sizes, or adjust it by block_mask._adjust({m}, {n})"
-        )
-    if query.device != block_mask.kv_num_blocks.device:
-        raise RuntimeError(
-            f"Expect q/k/v and block_mask to be on the same device but got {query.device} and "
-            f"{block_mask.kv_num_blocks.device}."
         )
 
 
@@ -131,7 +137,7 @@ def flex_attention(
     scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
     seen = None
     if block_mask is not None:
-        _check_lengths(query, key, block_mask)
+        _check_mask(query, key, block_mask)
         if block_mask.mask_mod is not noop_mask:
             seen = _mapped(block_mask.mask_mod, (), batch, heads, m, n, device)
             # Once for what it is the same for.
@@ -173,8 +179,9 @@ def _attend(query: Any, key: Any, value: Any, seen: Any, scale: Any, grouped: An
     return torch.where(some, out, 0.0)
 
 
-def _is_usual(query: Value, key: Value, value: Value, grouped: bool) -> bool:
-    """Whether these are tensors that eager's function takes, and has a backward for."""
+def _is_usual(query: Value, key: Value, value: Value, grouped: bool, masked: bool) -> bool:
+    """Whether these are tensors that eager's function takes, and has a backward for. (One batch of
+    keys serves several of queries only with a mask.)"""
     if not all(isinstance(t, TensorValue) for t in (query, key, value)):
         return False
     q, k, v = (t.fake for t in (query, key, value))  # type: ignore[attr-defined]
@@ -188,7 +195,7 @@ def _is_usual(query: Value, key: Value, value: Value, grouped: bool) -> bool:
         return False
     if (q.size(1) % k.size(1) if grouped else q.size(1) != k.size(1)) or q.size(0) == 0:
         return False
-    return bool(k.size(0) == v.size(0) and k.size(0) in (1, q.size(0)))
+    return bool(k.size(0) == v.size(0) and k.size(0) in (q.size(0), *((1,) if masked else ())))
 
 
 _NAMES = tuple(inspect.signature(flex_attention).parameters)[2:]
@@ -207,7 +214,8 @@ def _flex(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     if both or (options is not None and not is_none(options)):
         return PASS
     grouped = isinstance(flags[0], Constant) and bool(flags[0].value)
-    if not _is_usual(given["query"], given["key"], given["value"], grouped):
+    masked = not is_none(given.get("block_mask", NONE))
+    if not _is_usual(given["query"], given["key"], given["value"], grouped, masked):
         return PASS
     module = sys.modules[_MODULE]
     own: Args = [Constant(module.noop_mask), Constant(module.AuxOutput)]
