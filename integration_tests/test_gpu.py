@@ -186,6 +186,32 @@ def test_a_head_of_odd_width_under_autocast() -> None:
     assert errors[1] <= max(1.5 * errors[0], 1e-3), errors
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell", "RNNCell"])
+def test_recurrent_cells_are_part_of_the_graph(kind: str, dtype: str) -> None:
+    own = torch.float32 if dtype == "autocast" else getattr(torch, dtype)
+    torch.manual_seed(0)
+    cell = getattr(torch.nn, kind)(16, 32, device="cuda", dtype=own)
+
+    def steps(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "autocast"):
+            state = cell(x)
+            for _ in range(2):
+                state = cell(x * 2, state)
+        return state[0] if isinstance(state, tuple) else state
+
+    x = torch.randn(8, 16, device="cuda", dtype=own)
+    results = []
+    for call in (steps, dovetail.compile(steps, fullgraph=True)):
+        y = call(x)
+        gradients = torch.autograd.grad(y.float().square().sum(), list(cell.parameters()))
+        results.append((y, *gradients))
+    bound = 1e-5 if dtype == "float32" else 2e-2
+    for theirs, ours in zip(*results, strict=True):
+        assert ours.dtype is theirs.dtype
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound
+
+
 def test_whether_a_cuda_graph_is_recorded_is_guarded() -> None:
     def fn(x: Tensor) -> Tensor:
         return x + 1 if torch.cuda.is_current_stream_capturing() else x - 1
