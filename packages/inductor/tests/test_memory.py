@@ -1,7 +1,10 @@
 """Where buffers lie: in the slab, or, where the slab would raise the peak, by themselves."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
@@ -184,6 +187,51 @@ def test_triton_kernels_write_over_what_dies_in_them() -> None:
     assert sum(len(set(s.args)) < len(s.args) for s in launches) == 2
     (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, *weights)
     torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
+
+
+def slope(x: Tensor, sums: Tensor, w: Tensor) -> Tensor:
+    """The gradient of products that a loss was computed from, times weights."""
+    return ((x - sums[:, None]).exp() / x.shape[0]) @ w
+
+
+def read_twice(x: Tensor, sums: Tensor, w: Tensor) -> Tensor:
+    return slope(x, sums, w) + torch.roll(x, 1, 1) @ w
+
+
+def normalised(x: Tensor, sums: Tensor, w: Tensor) -> Tensor:
+    return (torch.softmax(x, -1) * sums[:, None]) @ w
+
+
+def plan_of(fn: Callable[..., Tensor], owned: bool, triton: bool) -> tuple[Plan, list[Tensor]]:
+    inputs = [torch.randn(512, 1024), torch.randn(512) + 3, torch.randn(1024, 8) / 32]
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    next(iter(gm.graph.nodes)).meta["owned"] = owned
+    return compile_graph(gm, options=InductorOptions(triton=triton)), inputs
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_an_input_that_the_call_frees_makes_room_for_a_result(triton: bool) -> None:
+    plan, inputs = plan_of(slope, True, triton)
+    (over,) = [s for s in plan.steps if isinstance(s, Allocate) and s.over]
+    assert over.over == plan.inputs[0].name and over.slab_offset is None
+    expected = slope(*inputs)
+    if triton:
+        (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    else:
+        run: Any = load(plan).run
+        got = run(*inputs)[0]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        (got,) = run.run_consuming(inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("fn", "owned"), [(slope, False), (read_twice, True), (normalised, True)])
+def test_other_inputs_keep_their_memory(fn: Callable[..., Tensor], owned: bool) -> None:
+    """Those of the caller, and what is read elsewhere or more than once."""
+    plan, inputs = plan_of(fn, owned, False)
+    assert not any(isinstance(s, Allocate) and s.over for s in plan.steps)
+    expected, run = fn(*inputs), load(plan).run
+    torch.testing.assert_close(run(*inputs)[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_read_elsewhere_too_is_not_written_over() -> None:
