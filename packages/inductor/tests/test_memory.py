@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from dovetail_inductor.codegen_triton.kernel import emit_kernel
+from dovetail_inductor.codegen_triton.passes import reads_before_it_writes
+from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import (
@@ -232,6 +236,73 @@ def test_other_inputs_keep_their_memory(fn: Callable[..., Tensor], owned: bool) 
     assert not any(isinstance(s, Allocate) and s.over for s in plan.steps)
     expected, run = fn(*inputs), load(plan).run
     torch.testing.assert_close(run(*inputs)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def shifted(x: Tensor) -> Tensor:
+    """What a log-softmax leaves for its backward: internal values are computed in each pass."""
+    scaled = x * 2 + 1
+    return scaled - scaled.amax(-1, keepdim=True)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, -1)
+
+
+def normed(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def early(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Its first result is written before the row is read for the last time."""
+    y = x.sin()
+    return y, x * (y - x).amax(-1, keepdim=True)
+
+
+def rolled(x: Tensor) -> Tensor:
+    return torch.roll(x, 1, 1) - x.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "over"),
+    [
+        (shifted, [True]), (log_softmax, [True]), (normed, [True]), (early, [False, True]),
+        (rolled, [False]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("width", [4096, 1 << 17])
+def test_on_a_gpu_rows_are_written_over_where_they_are_read_last(
+    fn: Callable[[Tensor], Any], over: list[bool], width: int
+) -> None:
+    """No line of the kernel reads what a line before it has written to."""
+    x = torch.randn(64, width)
+    graph = on_gpu(lambda x: fn(x @ x[:, : x.shape[1]].mT @ x), x)
+    (kernel,) = [k for k in graph.steps if isinstance(k, FusedKernel) and k.columns]
+    assert choose(kernel, graph.buffers).looped == (width > 4096)
+    (source,) = kernel.reads() - set(graph.inputs)
+    emitted = emit_kernel(kernel, graph.buffers)
+    parameters = {name: f"p{n}" for n, name in enumerate(emitted.tensors)}
+    lines = emitted.kernel.source.splitlines()
+
+    def naming(text: str) -> list[int]:
+        return [n for n, line in enumerate(lines) if text in line]
+
+    found = []
+    for nest in kernel.nests:
+        if nest.buffer in parameters and kernel.is_full(nest):
+            loads = naming(f"tl.load({parameters[source]} ")
+            stores = naming(f"tl.store({parameters[nest.buffer]} ")
+            found.append(reads_before_it_writes(kernel, nest, source))
+            assert not found[-1] or max(loads) < min(stores)
+    assert found == over
+
+
+def test_on_a_gpu_a_softmax_writes_over_the_scores() -> None:
+    inputs = torch.randn(512, 1024), torch.randn(1024, 1024)
+    graph = on_gpu(lambda x, w: torch.softmax(x @ w, -1) @ w, *inputs)
+    memory = plan_memory(graph)
+    assert len(memory.written_over) == 1
+    assert set(memory.slab_bytes.values()) == {512 * 1024 * 4}
 
 
 def test_what_is_read_elsewhere_too_is_not_written_over() -> None:

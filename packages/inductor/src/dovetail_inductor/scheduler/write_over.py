@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dovetail_inductor.codegen_triton.passes import reads_before_it_writes
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes
@@ -19,12 +20,16 @@ def _dies_under(
     """Buffers, of the `targets`, that a kernel can write over others, of those `dying`, which it
     reads for the last time."""
     found: dict[str, str] = {}
-    if not isinstance(kernel, FusedKernel) or any(n.reduction for n in kernel.nests):
-        return found  # a reduction's row is walked more than once
+    if not isinstance(kernel, FusedKernel):
+        return found
+    reduces = any(n.reduction for n in kernel.nests)
     for nest in kernel.nests:
         if nest.buffer not in targets:
             continue
         target = graph.buffers[nest.buffer]
+        if reduces and target.device.type != "cuda":
+            return found  # a row is walked more than once
+        may_follow = reads_before_it_writes if reduces else is_read_only_where_written
         used = _needed_by(nest, kernel)
         for name in sorted(set().union(*(n.reads() for n in used)) & dying):
             source = graph.buffers[name]
@@ -32,7 +37,7 @@ def _dies_under(
                 continue
             if (source.dtype, source.extent) != (target.dtype, target.extent):
                 continue
-            if is_read_only_where_written(kernel, nest, name):
+            if may_follow(kernel, nest, name):
                 found[nest.buffer] = name
                 break
     return found
