@@ -1,0 +1,48 @@
+"""The loops of attention with a function of its scores: what kernels compute for each score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.handlers import Printer, interpret
+from dovetail_inductor.loop_ir.index import Var
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """A program works on `queries` x `keys` scores at a time."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    def as_text(self) -> str:
+        """Short: `128x64 4 warps 3 stages`."""
+        return f"{self.queries}x{self.keys} {self.warps} warps {self.stages} stages"
+
+
+@dataclass(frozen=True)
+class AttentionLoops:
+    """What is made of a score at `vars` (the batch, the head, the query, the key), which is loaded
+    from `scores`, a name and no memory; and, for a backward, the score's `gradient`, made of that
+    of `score`, which is loaded from `slopes`. `tiles` has one entry for each of the call's kernels.
+    """
+
+    vars: tuple[Var, Var, Var, Var]
+    score: Expr
+    gradient: Expr | None
+    scores: str
+    slopes: str
+    tiles: tuple[AttentionTiles, ...]
+
+    def as_text(self) -> str:
+        """Readable form."""
+        printer = Printer()
+        roots = [self.score] if self.gradient is None else [self.score, self.gradient]
+        names = interpret(roots, printer)
+        return "\n".join([*printer.lines, f"gives {', '.join(names)}"])
+
+
+__all__ = ["AttentionLoops", "AttentionTiles"]
