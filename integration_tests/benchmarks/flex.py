@@ -1,11 +1,13 @@
 """Attention with functions of its scores: eager, torch.compile and Dovetail, forward and training.
 
 python integration_tests/benchmarks/flex.py [--lengths 512 2048] [--seconds 0.3] [--cases capped]
+    [--mode max-autotune-no-cudagraphs] [--width 128]
 
-Four batches, 16 heads of 64, bfloat16; by `flex_attention` a causal mask alone, one of documents,
+Four batches, 16 heads of 64 (or of another width), bfloat16; by `flex_attention` a causal mask alone, one of documents,
 a mask with a function of scores, and a window with a soft cap; and a soft cap written out, as
 Gemma 2 has it. Milliseconds of a call, the peak of a training step in MiB, and the errors of the
-result and of the gradients beside float64, as parts of their mean size; needs a GPU.
+result and of the gradients beside float64, as parts of their mean size; under `max-autotune` what
+it measured, too. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -112,6 +114,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--cases", nargs="+", default=[], help="those that begin so alone")
+    parser.add_argument("--mode", default="default", help="Dovetail's")
+    parser.add_argument("--width", type=int, default=64)
     given = parser.parse_args()
     print(machine("cuda"))
     print("| case | system | forward ms | training ms | peak MiB | error | of gradients |")
@@ -126,7 +130,9 @@ def main() -> None:
         }
         torch.manual_seed(0)
         inputs = [
-            torch.randn(4, 16, n, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            torch.randn(
+                4, 16, n, given.width, device="cuda", dtype=torch.bfloat16, requires_grad=True
+            )
             for _ in range(3)
         ]
         for name, (score, mask) in cases.items():
@@ -143,12 +149,14 @@ def main() -> None:
             systems = {
                 "eager": attend,
                 "torch.compile": torch.compile(attend, dynamic=False),
-                "dovetail": dovetail.compile(attend),
+                "dovetail": dovetail.compile(attend, mode=given.mode),
             }
             for system, call in systems.items():
                 cells = measured(call, inputs, given.seconds)
                 far = errors(call, inputs, wanted)
                 print(f"| {name}, {n} | {system} | {cells} | {far} |", flush=True)
+            for line in dovetail.report(systems["dovetail"]).autotuned:
+                print(f"    {line}")
             dovetail.reset()
             torch.compiler.reset()
 
