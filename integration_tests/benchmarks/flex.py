@@ -3,11 +3,11 @@
 python integration_tests/benchmarks/flex.py [--lengths 512 2048] [--seconds 0.3] [--cases capped]
     [--mode max-autotune-no-cudagraphs] [--width 128]
 
-Four batches, 16 heads of 64 (or of another width), bfloat16; by `flex_attention` a causal mask alone, one of documents,
-a mask with a function of scores, and a window with a soft cap; and a soft cap written out, as
-Gemma 2 has it. Milliseconds of a call, the peak of a training step in MiB, and the errors of the
-result and of the gradients beside float64, as parts of their mean size; under `max-autotune` what
-it measured, too. Needs a GPU.
+Four batches, 16 heads of 64 (or of another width), bfloat16; by `flex_attention` a causal mask
+alone, one of documents, a mask with a function of scores, and a window with a soft cap; and a soft
+cap written out, as Gemma 2 has it. Milliseconds of a call, the peak of a training step in MiB, and
+the errors of the result and of the gradients beside float64, as parts of their mean size; under
+`max-autotune` what it measured, too. Needs a GPU.
 """
 
 from __future__ import annotations
