@@ -50,7 +50,8 @@ _VIEWS: Collection[Any] = {
 }  # fmt: skip
 # Pointwise functions of masks and places, which take less time than reading what they give.
 _SUNK: Collection[Any] = {
-    torch.arange, operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
+    torch.arange, torch.full, torch.ones, torch.zeros, torch.tril, torch.triu, "tril", "triu",
+    operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
     operator.and_, operator.or_, operator.invert, operator.add, operator.sub, operator.mul,
     operator.neg, torch.where, torch.logical_and, torch.logical_or, torch.logical_not, torch.abs,
     "logical_and", "logical_or", "logical_not", "abs", "to", "float", "bool", "int", "long",

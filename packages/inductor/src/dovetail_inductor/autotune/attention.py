@@ -66,7 +66,7 @@ def _forms(call: ExternCall, kernel: int) -> list[ExternCall]:
     loops = _loops(call)
     own = loops.tiles[kernel]
     found = [call]
-    for tiles in _candidates(_width(call), loops.gradient is not None, kernel):
+    for tiles in _candidates(_width(call), loops.body.gradient is not None, kernel):
         if tiles != own:
             every = (*loops.tiles[:kernel], tiles, *loops.tiles[kernel + 1 :])
             found.append(replace(call, attention=replace(loops, tiles=every)))

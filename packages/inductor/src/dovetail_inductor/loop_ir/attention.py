@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dovetail_inductor.loop_ir.bounds import Seen
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.handlers import Printer, interpret
 from dovetail_inductor.loop_ir.index import Var
@@ -24,15 +25,31 @@ class AttentionTiles:
 
 
 @dataclass(frozen=True)
+class ScoreBody:
+    """What is made of a score; and, for a backward, the score's gradient, made of that."""
+
+    score: Expr
+    gradient: Expr | None = None
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """Both, or what there is."""
+        return (self.score,) if self.gradient is None else (self.score, self.gradient)
+
+
+@dataclass(frozen=True)
 class AttentionLoops:
-    """What is made of a score at `vars` (the batch, the head, the query, the key), which is loaded
-    from `scores`, a name and no memory; and, for a backward, the score's `gradient`, made of that
-    of `score`, which is loaded from `slopes`. `tiles` has one entry for each of the call's kernels.
+    """What is computed at `vars` (the batch, the head, the query, the key): `body`, and `inside`
+    the bounds that are `seen`, where parts of masks are known.
+
+    The score is loaded from `scores`, a name and no memory, and the gradient of what is made of it
+    from `slopes`. `tiles` has one entry for each of the call's kernels.
     """
 
     vars: tuple[Var, Var, Var, Var]
-    score: Expr
-    gradient: Expr | None
+    body: ScoreBody
+    inside: ScoreBody
+    seen: Seen
     scores: str
     slopes: str
     tiles: tuple[AttentionTiles, ...]
@@ -40,9 +57,8 @@ class AttentionLoops:
     def as_text(self) -> str:
         """Readable form."""
         printer = Printer()
-        roots = [self.score] if self.gradient is None else [self.score, self.gradient]
-        names = interpret(roots, printer)
+        names = interpret(self.body.roots, printer)
         return "\n".join([*printer.lines, f"gives {', '.join(names)}"])
 
 
-__all__ = ["AttentionLoops", "AttentionTiles"]
+__all__ = ["AttentionLoops", "AttentionTiles", "ScoreBody"]

@@ -1,17 +1,24 @@
 """Which keys a query can see at all, as far as the function of scores tells by their places alone.
 
 A score that is -inf has no share. Where it is so by a comparison of places, as in causal attention
-or with a window, whole blocks of scores need not be computed.
+or with a window, whole blocks of scores need not be computed, and in other blocks the comparison
+need not be made. A score to which so large a number is added that it vanishes beside it has no
+share either, if its row has another one: that is known where every query sees a key, and nothing
+but the score itself and its place is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexValue
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.simpler import place_of
+
+# Beside so much any score vanishes in float32.
+_VANISHING = -1e30
 
 
 @dataclass(frozen=True)
@@ -25,52 +32,94 @@ class Bound:
 
 @dataclass(frozen=True)
 class Seen:
-    """Bounds of keys by the query, and of queries by the key. All of them hold for what is seen."""
+    """Bounds of keys by the query, and of queries by the key: all of them hold for what is seen.
+    `truths` are the conditions that they stand for, by their uids: what they are where the bounds
+    hold."""
 
-    of_keys: tuple[Bound, ...]
-    of_queries: tuple[Bound, ...]
+    of_keys: tuple[Bound, ...] = ()
+    of_queries: tuple[Bound, ...] = ()
+    truths: dict[int, bool] = field(default_factory=dict)
 
 
-def seen_within(score: Expr, variables: tuple[Var, Var, Var, Var]) -> Seen:
-    """The bounds that a function of scores (of the batch, the head, the query, the key) tells."""
+@dataclass(frozen=True)
+class _Condition:
+    """A part of a mask, and whether it must be true or false where scores are seen."""
+
+    expr: Expr
+    truth: bool
+    infinite: bool  # what does not see is -inf; else it vanishes
+
+
+def seen_within(score: Expr, variables: tuple[Var, Var, Var, Var], scores: str) -> Seen:
+    """The bounds that a function of scores (of the batch, the head, the query, the key) tells;
+    `scores` is where it loads them from."""
     _, _, query, key = variables
-    of_keys: list[Bound] = []
-    of_queries: list[Bound] = []
+    pairs: list[tuple[Bound, Bound]] = []
+    truths: dict[int, bool] = {}
+    finite: list[tuple[Bound, Bound]] = []
+    finite_truths: dict[int, bool] = {}
+    others = False  # is there a finite mask of another kind?
     for condition in _needed(score):
-        for index in _not_negative(condition):
-            i, j = (_coefficient(index, var) for var in (query, key))
-            if i is None or j is None or {a for a, _ in index.terms} - {query, key}:
-                continue
-            if not isinstance(index.const, int):
-                continue
-            if abs(j) == 1:
-                of_keys.append(_bound(j, i, index.const))
-            if abs(i) == 1:
-                of_queries.append(_bound(i, j, index.const))
-    return Seen(tuple(of_keys), tuple(of_queries))
+        found = [_bounds(index, query, key) for index in _not_negative(condition)]
+        known = [pair for pair in found if pair is not None]
+        whole = bool(found) and len(known) == len(found)
+        if condition.infinite and whole:
+            pairs += known
+            truths[condition.expr.uid] = condition.truth
+        elif not condition.infinite and whole:
+            finite += known
+            finite_truths[condition.expr.uid] = condition.truth
+        else:
+            others = True
+    alone = all(n.buffer == scores for n in walk([score]) if isinstance(n, Load))
+    if finite and alone and not others:
+        if _always_seen([keys for keys, _ in pairs + finite], query.size, key.size):
+            pairs, truths = pairs + finite, truths | finite_truths
+    return Seen(tuple(k for k, _ in pairs), tuple(q for _, q in pairs), truths)
+
+
+def _always_seen(bounds: Sequence[Bound], queries: int, keys: int) -> bool:
+    """Whether each query sees a key: at both ends of each bound, and so in between."""
+    turns = {0, queries - 1}
+    for a in bounds:  # where bounds cross one another, or the ends of the keys
+        for b in (*bounds, Bound(True, 0, keys - 1), Bound(False, 0, 0)):
+            if a.slope != b.slope:
+                at = (b.offset - a.offset) // (a.slope - b.slope)
+                turns |= {q for q in (at, at + 1) if 0 <= q < queries}
+    for q in turns:
+        lower = max([0, *(b.slope * q + b.offset for b in bounds if not b.upper)])
+        upper = min([keys - 1, *(b.slope * q + b.offset for b in bounds if b.upper)])
+        if lower > upper:
+            return False
+    return True
+
+
+def _bounds(index: Index, query: Var, key: Var) -> tuple[Bound, Bound] | None:
+    """What `index >= 0` says of keys and of queries, if it is of these two with factors 1 or -1."""
+    if {atom for atom, _ in index.terms} - {query, key} or not isinstance(index.const, int):
+        return None
+    i, j = (index.coefficient(v) if v in index.variables() else 0 for v in (query, key))
+    if i not in (1, -1) or j not in (1, -1):
+        return None
+    return _bound(j, i, index.const), _bound(i, j, index.const)
 
 
 def _bound(own: int, other: int, const: int) -> Bound:
-    """Of `own * place + other * x + const >= 0`, where `own` is 1 or -1."""
+    """Of `own * place + other * x + const >= 0`."""
     return Bound(True, other, const) if own < 0 else Bound(False, -other, -const)
 
 
-def _coefficient(index: Index, var: Var) -> int | None:
-    found = index.coefficient(var) if var in index.variables() else 0
-    return found if isinstance(found, int) else None
-
-
-def _needed(score: Expr) -> Iterator[Expr | tuple[Expr]]:
-    """Conditions that hold wherever a score is not -inf; one in a tuple does not hold."""
+def _needed(score: Expr) -> Iterator[_Condition]:
+    """Conditions that hold wherever a score may have a share."""
     if not isinstance(score, Apply):
         return
     if score.op == "where":
         condition, kept, other = score.args
         if _is_nothing(other):
-            yield from _parts(condition)
+            yield from _parts(condition, True, _is_infinite(other))
             yield from _needed(kept)
         elif _is_nothing(kept):
-            yield from _parts((condition,))
+            yield from _parts(condition, False, _is_infinite(kept))
             yield from _needed(other)
     elif score.op == "add":
         for arg in score.args:
@@ -78,70 +127,53 @@ def _needed(score: Expr) -> Iterator[Expr | tuple[Expr]]:
 
 
 def _is_nothing(expr: Expr) -> bool:
+    return isinstance(expr, Constant) and expr.value <= _VANISHING
+
+
+def _is_infinite(expr: Expr) -> bool:
     return isinstance(expr, Constant) and expr.value == -math.inf
 
 
-def _parts(condition: Expr | tuple[Expr]) -> Iterator[Expr | tuple[Expr]]:
-    """What all holds if a condition does."""
-    inverted = isinstance(condition, tuple)
-    expr = condition[0] if isinstance(condition, tuple) else condition
-    if isinstance(expr, Apply) and expr.op == ("bitwise_or" if inverted else "bitwise_and"):
+def _parts(expr: Expr, truth: bool, infinite: bool) -> Iterator[_Condition]:
+    """What all holds (or does not) if a condition does (or does not)."""
+    if isinstance(expr, Apply) and expr.op == ("bitwise_and" if truth else "bitwise_or"):
         for arg in expr.args:
-            yield from _parts((arg,) if inverted else arg)
+            yield from _parts(arg, truth, infinite)
     elif isinstance(expr, Apply) and expr.op == "bitwise_not":
-        yield from _parts(expr.args[0] if inverted else (expr.args[0],))
+        yield from _parts(expr.args[0], not truth, infinite)
     else:
-        yield condition
+        yield _Condition(expr, truth, infinite)
 
 
 _INVERSE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
 
 
-def _not_negative(condition: Expr | tuple[Expr]) -> Iterator[Index]:
-    """What is at least 0 if a comparison of places holds."""
-    expr = condition[0] if isinstance(condition, tuple) else condition
+def _not_negative(condition: _Condition) -> Iterator[Index]:
+    """What is at least 0 if, and only if, a comparison of places is as it must be."""
+    expr = condition.expr
     if not isinstance(expr, Apply) or len(expr.args) != 2:
         return
-    op = _INVERSE.get(expr.op, "") if isinstance(condition, tuple) else expr.op
-    if op == "eq" and op == expr.op:
-        left, right = (_place(arg) for arg in expr.args)
+    op = expr.op if condition.truth else _INVERSE.get(expr.op, "")
+    if op == "eq":
+        left, right = (place_of(arg) for arg in expr.args)
         if left is not None and right is not None:
-            yield from (left + right * -1, right + left * -1)
+            yield from (left - right, right - left)
         return
     if op not in _INVERSE:
         return
     greater, less = expr.args if op in ("gt", "ge") else expr.args[::-1]
     strict = 1 if op in ("gt", "lt") else 0
-    far = _place(greater)
+    far = place_of(greater)
     if far is None:
         return
     if isinstance(less, Apply) and less.op == "abs":  # |a| <= b: both a <= b and -a <= b
-        near = _place(less.args[0])
+        near = place_of(less.args[0])
         if near is not None:
-            yield from (far + near * -1 + -strict, far + near + -strict)
+            yield from (far - near + -strict, far + near + -strict)
         return
-    near = _place(less)
+    near = place_of(less)
     if near is not None:
-        yield far + near * -1 + -strict
-
-
-def _place(expr: Expr) -> Index | None:
-    """An integer value as a sum of multiples of loop variables, if it is one."""
-    if isinstance(expr, IndexValue):
-        return expr.index
-    if isinstance(expr, Constant):
-        return Index(expr.value, ()) if isinstance(expr.value, int) else None
-    if not isinstance(expr, Apply) or expr.dtype.is_floating_point:
-        return None
-    if expr.op == "neg":
-        inner = _place(expr.args[0])
-        return None if inner is None else inner * -1
-    if expr.op not in ("add", "sub"):
-        return None
-    left, right = (_place(arg) for arg in expr.args)
-    if left is None or right is None:
-        return None
-    return left + (right if expr.op == "add" else right * -1)
+        yield far - near + -strict
 
 
 __all__ = ["Bound", "Seen", "seen_within"]

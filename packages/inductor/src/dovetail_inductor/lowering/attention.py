@@ -18,10 +18,12 @@ from dovetail_prims.scored_attention import NAMESPACE
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
-from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles
+from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles, ScoreBody
+from dovetail_inductor.loop_ir.bounds import seen_within
 from dovetail_inductor.loop_ir.expr import Expr, loads, rename
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
+from dovetail_inductor.loop_ir.simpler import simpler
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.values import (
@@ -72,14 +74,14 @@ def default_tiles(width: int, backward: bool) -> tuple[AttentionTiles, ...]:
     """Tiles for heads of a size: of the forward; or of the backward's two kernels, that of keys and
     values first."""
     if not backward:
-        if width <= 64:
-            return (AttentionTiles(128, 64, 4, 3),)
-        return (AttentionTiles(128, 64, 8, 3 if width <= 128 else 2),)
+        if width <= 128:
+            return (AttentionTiles(64, 64, 4, 3),)
+        return (AttentionTiles(128, 64, 8, 2),)
     if width <= 64:
-        return (AttentionTiles(64, 128, 8, 2), AttentionTiles(128, 64, 8, 2))
+        return (AttentionTiles(64, 64, 4, 3), AttentionTiles(64, 64, 4, 3))
     if width <= 128:
-        return (AttentionTiles(64, 64, 8, 2), AttentionTiles(64, 64, 8, 2))
-    return (AttentionTiles(32, 32, 8, 1), AttentionTiles(64, 32, 8, 1))
+        return (AttentionTiles(32, 64, 4, 3), AttentionTiles(64, 32, 4, 3))
+    return (AttentionTiles(32, 64, 8, 2), AttentionTiles(64, 32, 8, 2))
 
 
 def _loops(
@@ -118,9 +120,10 @@ def _loops(
         raise UnsupportedGraph("a function of scores that needs memory")
     bodies = _at_one_place(ctx, bodies, variables, linear(indices, stride))
     b, h, i, j = variables
-    made, of_made = (*bodies, None)[:2]
-    assert made is not None
-    return AttentionLoops((b, h, i, j), made, of_made, SCORES, SLOPES, ())
+    body = ScoreBody(*simpler(ctx.builder, bodies))
+    seen = seen_within(body.score, (b, h, i, j), SCORES)
+    inside = ScoreBody(*simpler(ctx.builder, body.roots, seen.truths))
+    return AttentionLoops((b, h, i, j), body, inside, seen, SCORES, SLOPES, ())
 
 
 def _lowered(ctx: Context, gm: fx.GraphModule, inputs: list[Value]) -> tuple[Value, Value]:
