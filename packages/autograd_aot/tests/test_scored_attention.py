@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile, scored_attention
+from dovetail_autograd_aot import aot_compile, score_patterns
 from dovetail_autograd_aot.scored_attention import recognise_scored_attention
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
@@ -20,9 +20,9 @@ M, N = 6, 8
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored_attention, "WORTH_SCORES", 0)
-    monkeypatch.setattr(scored_attention, "LEAST_LENGTH", 1)
-    monkeypatch.setattr(scored_attention, "HEAD_SIZES", range(2, 257))
+    monkeypatch.setattr(score_patterns, "WORTH_SCORES", 0)
+    monkeypatch.setattr(score_patterns, "LEAST_LENGTH", 1)
+    monkeypatch.setattr(score_patterns, "HEAD_SIZES", range(2, 257))
 
 
 def seen() -> Tensor:
@@ -57,13 +57,13 @@ def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def einsums(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    scores = torch.einsum("bhid,bhjd->bhij", q, k)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * 0.3
     return torch.einsum("bhij,bhjd->bhid", (scores * scores.abs()).softmax(-1), v)
 
 
 def in_place(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     scores = q @ k.transpose(-2, -1)
-    scores = scores.tanh_().masked_fill_(~seen(), -torch.inf)
+    scores = scores.mul_(0.5).sin().masked_fill_(~seen(), -torch.inf)
     return scores.softmax(-1) @ v
 
 
@@ -79,6 +79,29 @@ def sums_wanted(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
     sums = torch.logsumexp(scores, -1)
     shares = torch.exp(scores - torch.where(sums.isneginf(), 0.0, sums).unsqueeze(-1))
     return shares @ v, sums
+
+
+def with_a_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As `flex_attention` with a mask alone is written out; some rows see nothing."""
+    seen = (torch.arange(M)[:, None] >= torch.arange(N)[None, :] + 1)[None, None]
+    some = seen.any(-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | ~some, scale=0.4)
+    return torch.where(some, out, 0.0)
+
+
+def with_a_constant_mask(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """For which the library has kernels."""
+    seen = (torch.arange(M)[:, None] >= torch.arange(M)[None, :])[None, None]
+    some = seen.any(-1, keepdim=True)
+    k, v = k[:, :, :M], v[:, :, :M]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | ~some, scale=0.4)
+    return torch.where(some, out, 0.0)
+
+
+def written_over(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Nobody can differentiate it: what tanh needs for that is gone."""
+    scores = (q @ k.transpose(-2, -1)).tanh_().masked_fill_(~seen(), -torch.inf)
+    return scores.softmax(-1) @ v
 
 
 def weights_are_read(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
@@ -184,7 +207,7 @@ def calls_the_operator(called: list[Any]) -> bool:
 
 RECOGNISED = (
     capped, grouped, interleaved, biased, einsums, in_place, nothing_seen, sums_wanted,
-    mask_written_before,
+    mask_written_before, with_a_mask,
 )  # fmt: skip
 OTHERS = (
     weights_are_read, scores_are_read, of_several_scores, dropped, noisy, no_function,
@@ -233,6 +256,23 @@ def test_what_takes_a_gradient_is_read_as_the_program_says() -> None:
     with torch.no_grad():
         run, called = compiled(biased, args)
     assert calls_the_operator(called)
+
+
+def test_without_a_derivative_inference_alone() -> None:
+    args = inputs()
+    run, called = compiled(written_over, args)
+    assert not calls_the_operator(called)
+    with torch.no_grad():
+        run, called = compiled(written_over, args)
+        assert calls_the_operator(called)
+        torch.testing.assert_close(run(*args)[0], written_over(*args))
+
+
+def test_the_library_keeps_the_masks_that_it_knows() -> None:
+    args = inputs()
+    run, called = compiled(with_a_constant_mask, args)
+    assert not calls_the_operator(called)
+    torch.testing.assert_close(run(*args)[0], with_a_constant_mask(*args))
 
 
 def test_masks_are_computed_with_the_scores() -> None:

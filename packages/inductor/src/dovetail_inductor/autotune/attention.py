@@ -17,9 +17,9 @@ from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.products import Form
 
 SHARED_BYTES = 227 * 1024  # of a multiprocessor of an H100, for one program
-_SIDES = ((128, 64), (128, 128), (128, 32), (64, 64), (64, 128), (64, 32), (32, 64))
+_SIDES = ((128, 64), (128, 32), (64, 64), (64, 128), (64, 32))
 _WARPS = (4, 8)
-_STAGES = (1, 2, 3, 4)
+_STAGES = (2, 3, 4)
 
 Key = tuple[tuple[str, str], ...]
 
@@ -91,7 +91,8 @@ def _candidates(width: int, backward: bool, kernel: int) -> list[AttentionTiles]
             if registers > 255 or stays < 16 * warps:
                 continue
             for stages in _STAGES:
-                kept = stays * width * 2 * (2 if backward else 1)
+                # of 2 bytes each; and a tile of shares on its way to the second product
+                kept = stays * width * 2 * (2 if backward else 1) + queries * keys * 2
                 if kept + passes * width * 2 * 2 * stages <= SHARED_BYTES:
                     found.append(AttentionTiles(queries, keys, warps, stages))
     return found
