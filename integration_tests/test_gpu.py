@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import dovetail
-from dovetail.bench.measure import largest_error
+from dovetail.bench.measure import largest_error, peak_bytes
 from dovetail.bench.models import Case, architectures
 from dovetail.bench.worker import Spec, build_case, step_of
 
@@ -184,6 +184,47 @@ def test_a_head_of_odd_width_under_autocast() -> None:
         found = [value, *torch.autograd.grad(value, [x, weight])]
         errors.append(largest_error(found, exact))
     assert errors[1] <= max(1.5 * errors[0], 1e-3), errors
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
+@pytest.mark.parametrize("kind", ["GRUCell", "LSTMCell", "RNNCell"])
+def test_recurrent_cells_are_part_of_the_graph(kind: str, dtype: str) -> None:
+    own = torch.float32 if dtype == "autocast" else getattr(torch, dtype)
+    torch.manual_seed(0)
+    cell = getattr(torch.nn, kind)(16, 32, device="cuda", dtype=own)
+
+    def steps(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "autocast"):
+            state = cell(x)
+            for _ in range(2):
+                state = cell(x * 2, state)
+        return state[0] if isinstance(state, tuple) else state
+
+    x = torch.randn(8, 16, device="cuda", dtype=own)
+    results = []
+    for call in (steps, dovetail.compile(steps, fullgraph=True)):
+        y = call(x)
+        gradients = torch.autograd.grad(y.float().square().sum(), list(cell.parameters()))
+        results.append((y, *gradients))
+    bound = 1e-5 if dtype == "float32" else 2e-2
+    for theirs, ours in zip(*results, strict=True):
+        assert ours.dtype is theirs.dtype
+        assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound
+
+
+def test_a_saved_tensor_makes_room_for_its_gradient() -> None:
+    """Where a kernel reads it for the last time, that writes as much: both never lie in memory."""
+    x = torch.randn(4096, 64, device="cuda", requires_grad=True)
+    w = torch.randn(64, 4096, device="cuda")
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.logsumexp(x @ w, -1).mean()
+
+    compiled = dovetail.compile(loss, fullgraph=True, options={"launch_bound_cudagraphs": False})
+    found = [torch.autograd.grad(call(x), x)[0] for call in (loss, compiled)]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-7)
+    scores = 4 * 4096 * 4096
+    assert peak_bytes(lambda: torch.autograd.grad(compiled(x), x), "cuda") < 1.3 * scores
 
 
 def test_whether_a_cuda_graph_is_recorded_is_guarded() -> None:

@@ -394,7 +394,8 @@ def leaves(count: int) -> list[Tensor]:
 
 def everywhere(o: Any, i: Any) -> Any:
     """Gradients of inputs and outputs, by way of one another."""
-    loss = sum(one.sum() * n for n, one in enumerate(o, 2)) + i[0].sum()
+    real = [one.abs() if one.is_complex() else one for one in o]
+    loss = sum(one.sum() * n for n, one in enumerate(real, 2)) + i[0].sum()
     return torch.autograd.grad(loss, [*i, *o], allow_unused=True)
 
 
@@ -405,11 +406,12 @@ def with_hooks(o: Any, i: Any) -> Any:
 
 
 def with_penalty(o: Any, i: Any) -> Any:
-    found = torch.autograd.grad(o[-1].sum(), [*i, *o[:-1]], create_graph=True, allow_unused=True)
+    last = o[-1].abs() if o[-1].is_complex() else o[-1]
+    found = torch.autograd.grad(last.sum(), [*i, *o[:-1]], create_graph=True, allow_unused=True)
     real = [g for g in found if g is not None and g.requires_grad]
     if not real:
         return found
-    return torch.autograd.grad(sum(g.square().sum() for g in real), i, allow_unused=True)
+    return torch.autograd.grad(sum(g.abs().square().sum() for g in real), i, allow_unused=True)
 
 
 def written_by_way_of_another(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -461,6 +463,19 @@ def strided_view_of_a_view(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return part, strided, strided * y[0]
 
 
+def strided_view_of_a_conjugate(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    conjugate = torch.complex(x, y)[1:].conj()
+    return conjugate, conjugate.as_strided((2,), (1,))
+
+
+def written_strided_view_of_a_conjugate(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    whole = torch.complex(x, y) * 1
+    conjugate = whole.adjoint()
+    strided = conjugate.as_strided((2,), (2,))
+    strided.mul_(torch.complex(y[0], x[1]))
+    return whole, conjugate, whole.sin()
+
+
 def nothing_leads_to_inputs(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad():
         view = x[:]  # it requires a gradient, but gives none on
@@ -472,6 +487,7 @@ CHANGING = [
     written_by_way_of_another, written_by_way_of_a_view_of_a_result,
     written_by_way_of_a_view_of_an_input, written_by_way_of_a_view_of_a_written, reshaped,
     reshaped_and_one_result, reshaped_and_written_from, strided_view_of_a_view,
+    strided_view_of_a_conjugate, written_strided_view_of_a_conjugate,
 ]  # fmt: skip
 
 

@@ -1,12 +1,19 @@
 """Where buffers lie: in the slab, or, where the slab would raise the peak, by themselves."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
+from dovetail_inductor.codegen_triton.kernel import emit_kernel
+from dovetail_inductor.codegen_triton.passes import reads_before_it_writes
+from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.memory import (
@@ -184,6 +191,118 @@ def test_triton_kernels_write_over_what_dies_in_them() -> None:
     assert sum(len(set(s.args)) < len(s.args) for s in launches) == 2
     (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, *weights)
     torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
+
+
+def slope(x: Tensor, sums: Tensor, w: Tensor) -> Tensor:
+    """The gradient of products that a loss was computed from, times weights."""
+    return ((x - sums[:, None]).exp() / x.shape[0]) @ w
+
+
+def read_twice(x: Tensor, sums: Tensor, w: Tensor) -> Tensor:
+    return slope(x, sums, w) + torch.roll(x, 1, 1) @ w
+
+
+def normalised(x: Tensor, sums: Tensor, w: Tensor) -> Tensor:
+    return (torch.softmax(x, -1) * sums[:, None]) @ w
+
+
+def plan_of(fn: Callable[..., Tensor], owned: bool, triton: bool) -> tuple[Plan, list[Tensor]]:
+    inputs = [torch.randn(512, 1024), torch.randn(512) + 3, torch.randn(1024, 8) / 32]
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    next(iter(gm.graph.nodes)).meta["owned"] = owned
+    return compile_graph(gm, options=InductorOptions(triton=triton)), inputs
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_an_input_that_the_call_frees_makes_room_for_a_result(triton: bool) -> None:
+    plan, inputs = plan_of(slope, True, triton)
+    (over,) = [s for s in plan.steps if isinstance(s, Allocate) and s.over]
+    assert over.over == plan.inputs[0].name and over.slab_offset is None
+    expected = slope(*inputs)
+    if triton:
+        (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+    else:
+        run: Any = load(plan).run
+        got = run(*inputs)[0]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        (got,) = run.run_consuming(inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("fn", "owned"), [(slope, False), (read_twice, True), (normalised, True)])
+def test_other_inputs_keep_their_memory(fn: Callable[..., Tensor], owned: bool) -> None:
+    """Those of the caller, and what is read elsewhere or more than once."""
+    plan, inputs = plan_of(fn, owned, False)
+    assert not any(isinstance(s, Allocate) and s.over for s in plan.steps)
+    expected, run = fn(*inputs), load(plan).run
+    torch.testing.assert_close(run(*inputs)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def shifted(x: Tensor) -> Tensor:
+    """What a log-softmax leaves for its backward: internal values are computed in each pass."""
+    scaled = x * 2 + 1
+    return scaled - scaled.amax(-1, keepdim=True)
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, -1)
+
+
+def normed(x: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def early(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Its first result is written before the row is read for the last time."""
+    y = x.sin()
+    return y, x * (y - x).amax(-1, keepdim=True)
+
+
+def rolled(x: Tensor) -> Tensor:
+    return torch.roll(x, 1, 1) - x.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("fn", "over"),
+    [
+        (shifted, [True]), (log_softmax, [True]), (normed, [True]), (early, [False, True]),
+        (rolled, [False]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("width", [4096, 1 << 17])
+def test_on_a_gpu_rows_are_written_over_where_they_are_read_last(
+    fn: Callable[[Tensor], Any], over: list[bool], width: int
+) -> None:
+    """No line of the kernel reads what a line before it has written to."""
+    x = torch.randn(64, width)
+    graph = on_gpu(lambda x: fn(x @ x[:, : x.shape[1]].mT @ x), x)
+    (kernel,) = [k for k in graph.steps if isinstance(k, FusedKernel) and k.columns]
+    assert choose(kernel, graph.buffers).looped == (width > 4096)
+    (source,) = kernel.reads() - set(graph.inputs)
+    emitted = emit_kernel(kernel, graph.buffers)
+    parameters = {name: f"p{n}" for n, name in enumerate(emitted.tensors)}
+    lines = emitted.kernel.source.splitlines()
+
+    def naming(text: str) -> list[int]:
+        return [n for n, line in enumerate(lines) if text in line]
+
+    found = []
+    for nest in kernel.nests:
+        if nest.buffer in parameters and kernel.is_full(nest):
+            loads = naming(f"tl.load({parameters[source]} ")
+            stores = naming(f"tl.store({parameters[nest.buffer]} ")
+            found.append(reads_before_it_writes(kernel, nest, source))
+            assert not found[-1] or max(loads) < min(stores)
+    assert found == over
+
+
+def test_on_a_gpu_a_softmax_writes_over_the_scores() -> None:
+    inputs = torch.randn(512, 1024), torch.randn(1024, 1024)
+    graph = on_gpu(lambda x, w: torch.softmax(x @ w, -1) @ w, *inputs)
+    memory = plan_memory(graph)
+    assert len(memory.written_over) == 1
+    assert set(memory.slab_bytes.values()) == {512 * 1024 * 4}
 
 
 def test_what_is_read_elsewhere_too_is_not_written_over() -> None:

@@ -323,6 +323,94 @@ def test_a_consuming_call_takes_a_list_and_leaves_it_alone_when_an_input_is_wron
     assert inputs == ["no tensor"]
 
 
+DOUBLE = CppKernel(
+    "double_it",
+    """
+extern "C" void double_it(void* const* p, const int64_t* s, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i)
+    static_cast<float*>(p[1])[i] = 2 * static_cast<const float*>(p[0])[i];
+}
+""",
+)
+
+
+def doubling(spec: TensorSpec) -> Any:
+    """Twice its input, where that lies if the call owns it."""
+    steps = (
+        Allocate("o", dataclasses.replace(spec, offset=0), None, over="x"),
+        LaunchCpp("double_it", ("x", "o"), (), 4096, 1 << 20),
+    )
+    plan = Plan("doubling", "cpu", (PlanInput("x", spec),), (), (), (DOUBLE,), steps, (), ("o",))
+    return load(plan).run
+
+
+def test_a_result_takes_the_memory_of_an_input_that_is_given_away() -> None:
+    run = doubling(row(4096))
+    for _ in range(2):  # (the second is a result of the executor's)
+        x = torch.randn(4096)
+        inputs, place, expected = [x], x.data_ptr(), 2 * x
+        del x
+        (out,) = run.run_consuming(inputs)
+        assert out.data_ptr() == place
+        close(out, expected)
+        inputs = [out]
+        del out
+        (out,) = run.run_consuming(inputs)
+        assert out.data_ptr() == place and out.untyped_storage().nbytes() == 4 * 4096
+        close(out, 2 * expected)
+
+
+def _a_numpy_array() -> tuple[torch.Tensor, Any]:
+    array = torch.randn(4096).numpy().copy()
+    return torch.from_numpy(array), lambda: torch.from_numpy(array.copy())
+
+
+def _held() -> tuple[torch.Tensor, Any]:
+    x = torch.randn(4096)
+    return x, lambda: x.clone()
+
+
+def _a_view_held() -> tuple[torch.Tensor, Any]:
+    x = torch.randn(4096)
+    view = x.detach()
+    return x, lambda: view.clone()
+
+
+def _its_storage_held() -> tuple[torch.Tensor, Any]:
+    x = torch.randn(4096)
+    storage = x.untyped_storage()
+    return x, lambda: torch.empty(0).set_(storage).clone()
+
+
+def _a_part() -> tuple[torch.Tensor, Any]:
+    x = torch.randn(8192)[:4096]
+    return x, lambda: None
+
+
+@pytest.mark.parametrize(
+    "make", [_a_numpy_array, _held, _a_view_held, _its_storage_held, _a_part],
+    ids=lambda make: make.__name__[1:],
+)  # fmt: skip
+def test_memory_that_others_see_is_left_alone(make: Any) -> None:
+    run = doubling(row(4096))
+    x, look = make()
+    inputs, place, before = [x], x.data_ptr(), x.clone()
+    del x
+    (out,) = run.run_consuming(inputs)
+    assert out.data_ptr() != place
+    close(out, 2 * before)
+    seen = look()
+    assert seen is None or torch.equal(seen, before)
+
+
+def test_a_call_that_owns_nothing_leaves_its_inputs() -> None:
+    run, x = doubling(row(4096)), torch.randn(4096)
+    before = x.clone()
+    (out,) = run(x)
+    close(out, 2 * before)
+    assert torch.equal(x, before)
+
+
 def test_who_watches_a_call_is_told_where_outputs_get_their_memory() -> None:
     """Of a call's result and of a view's base, and of no intermediate value."""
     four = TensorSpec((4,), (1,), torch.float32, CPU)

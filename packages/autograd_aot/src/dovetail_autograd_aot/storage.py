@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+_LAZY = (aten._conj.default, aten._neg_view.default)
+
 
 class TraceError(RuntimeError):
     """The captured graph does something that cannot be traced ahead of time."""
@@ -124,11 +126,13 @@ def fresh(node: Node) -> FakeTensor:
 
 
 def effective(chain: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
-    """The steps that tell what is seen: as_strided looks at the storage, whatever came before.
-    (Autograd does not: the gradient goes back through all of them.)"""
+    """The steps that tell what is seen: as_strided looks at the storage, whatever came before, but
+    keeps what is lazy. (Autograd does not: the gradient goes back through all of them.)"""
     for i in reversed(range(len(chain))):
         if chain[i].op is aten.as_strided.default:
-            return chain[i:]
+            before = [step.op for step in chain[:i]]
+            kept = [ViewStep(op, ()) for op in _LAZY if before.count(op) % 2]
+            return (chain[i], *kept, *chain[i + 1 :]) if kept else chain[i:]
     return chain
 
 

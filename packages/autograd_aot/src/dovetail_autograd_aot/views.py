@@ -26,6 +26,7 @@ from dovetail_autograd_aot.storage import (
     StorageNeededError,
     TracedStorage,
     TraceError,
+    effective,
     reaches_into_itself,
     read,
     refusal,
@@ -194,20 +195,16 @@ def _as_strided(
             "a write to an as_strided view that reaches beyond the tensor it is taken of: its "
             "gradient would be read from memory that holds none; take the view of the whole tensor"
         )
-    steps = [s.op for s in track.chain]
-    if any(op in _OTHER_ELEMENTS for op in steps):
+    if any(step.op in _OTHER_ELEMENTS for step in track.chain):
         raise TraceError("as_strided of a tensor that is seen as another dtype")
     args = tuple(tracer.nodes(a) for a in (sizes, strides, storage_offset))
     step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
-    lazy = [op for op in (aten._conj.default, aten._neg_view.default) if steps.count(op) % 2]
-    chain = (step,) if lazy else (*track.chain, step)
-    if lazy and not all(s.grad_mode for s in track.chain):
-        # (the gradient ends at what was taken under no_grad)
-        chain = (ViewStep(aten.alias.default, (), grad_mode=False), step)
-    view = wrap(tracer.apply_view(step, read(tracer, root)), storage, chain)
-    for op in lazy:  # as_strided keeps what is lazy
-        view = take_step(tracer, view, op, ())
-    return view
+    chain = (*track.chain, step)
+    node = tracer.apply_view(step, read(tracer, root))
+    place = node.meta["val"]
+    for kept in effective(chain)[1:]:  # what is lazy
+        node = tracer.apply_view(kept, node)
+    return wrap(node, storage, chain, like=place)
 
 
 def _has_values(storage: TracedStorage, sizes: list[Any], strides: list[Any], offset: Any) -> bool:

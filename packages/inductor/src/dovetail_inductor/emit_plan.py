@@ -145,7 +145,8 @@ class _Writer:
                 self.steps.append(View(name, root, spec))
             return
         _, number = self.slab_of.get(name, ("", 0))
-        self.steps.append(Allocate(name, spec, self.memory.offsets.get(name), number))
+        over = self.memory.taken.get(name)
+        self.steps.append(Allocate(name, spec, self.memory.offsets.get(name), number, over))
 
     def extern(self, call: ExternCall) -> None:
         """An ATen call."""

@@ -5,7 +5,8 @@ sizes in numbers: their graph is for one length, and for one batch. Where a size
 are `dovetail_recurrent::layers` instead: it has a shape for every size, and calls PyTorch's
 function when it runs. Its gradients are those of that function, which the backward computes again
 to have what its own backward needs. Dropout between layers stands between calls. Cells, which are
-one step, are written out.
+one step, are written out; on a GPU always, where PyTorch has fused kernels for them, into which
+nothing else can be fused.
 """
 
 from __future__ import annotations
@@ -175,20 +176,32 @@ def _form(kind: str) -> Callable[..., Any]:
     return form
 
 
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """A value as autocast gives it to an operator of low precision."""
+    narrow = value is not None and value.is_floating_point() and value.dtype != torch.float64
+    return value.to(dtype) if narrow else value
+
+
 def _cell(
     step: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Any],
 ) -> Callable[..., Any]:
-    """`torch.gru_cell` and its like with symbolic sizes. `step` takes what the input and the hidden
-    state give, of (batch, gates), and the states."""
+    """`torch.gru_cell` and its like with symbolic sizes, or on a GPU. `step` takes what the input
+    and the hidden state give, of (batch, gates), and the states."""
 
     def form(x: Any, state: Any, *params: Any, **kwargs: Any) -> Any:
         states = tuple(state) if isinstance(state, (list, tuple)) else (state,)
+        params = (*params, None, None)[:4]  # (without biases)
         if kwargs or len(params) != 4 or any(v.dim() != 2 for v in (x, *states)):
             return NotImplemented
-        if all(type(n) is int for value in (x, *states) for n in value.shape):
+        known = all(type(n) is int for value in (x, *states) for n in value.shape)
+        if known and x.device.type != "cuda":
             return NotImplemented
         if torch.is_autocast_enabled(x.device.type):
-            return NotImplemented
+            if x.device.type != "cuda":
+                return NotImplemented
+            dtype = torch.get_autocast_dtype("cuda")  # what it casts whole cells to
+            x, *rest = (_cast(value, dtype) for value in (x, *states, *params))
+            states, params = tuple(rest[: len(states)]), tuple(rest[len(states) :])
         hidden, (of_input, of_hidden, *biases) = states[0], params
         if any(x.shape[0] != value.shape[0] for value in states):
             raise RuntimeError(

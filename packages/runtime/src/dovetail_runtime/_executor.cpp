@@ -222,10 +222,17 @@ PyObject* call_consuming(PyObject* callable, PyObject* list) {
     size_t count = static_cast<size_t>(PyList_GET_SIZE(list));
     bind_and_check(program, *frame, PySequence_Fast_ITEMS(list), count);
     for (size_t i = 0; i < count; ++i) {
-      SlotIndex slot = program.inputs[i].slot;
-      if (slot < 0) continue;
-      frame->slots[slot].owned =
+      const InputInfo& input = program.inputs[i];
+      if (input.slot < 0) continue;
+      Slot& slot = frame->slots[input.slot];
+      slot.owned =
           reinterpret_cast<PythonTensor*>(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)))->tensor;
+      // A tensor that Python knew counts its object for a holder: whether others hold the memory
+      // shows once there is a tensor of the frame's own.
+      if (input.given_over) {
+        slot.owned = at::Tensor(slot.impl->shallow_copy_and_detach(c10::VariableVersion(0), false));
+        slot.impl = slot.owned.unsafeGetTensorImpl();
+      }
     }
     kept.resize(count, nullptr);
     for (const Output& output : program.outputs) {

@@ -227,13 +227,23 @@ class _Lowering:
     def _allocate(self, step: Allocate) -> tuple[Any, ...]:
         spec = self._spec(step.spec)
         if step.slab_offset is None:
-            return (ALLOCATE, self._define(step.name, step.name), spec)
+            over = -1 if step.over is None else self._over(step.over)
+            return (ALLOCATE, self._define(step.name, step.name), spec, over)
+        if step.over is not None:
+            raise PlanError(f"{self.plan.name}: {step.name!r} has a place in a slab, and another")
         slab = self._slab(str(step.spec.device), step.slab, repr(step.name))
         if isinstance(step.slab_offset, int) and step.slab_offset % 64:
             raise PlanError(f"{self.plan.name}: {step.name!r} is not 64-byte aligned in its slab")
         self._check_inside_slab(step, self.plan.slab_bytes[slab][1])
         slot = self._define(step.name, step.name, slab=slab)
         return (ALLOCATE_SLAB, slot, spec, slab, self._number(step.slab_offset))
+
+    def _over(self, name: str) -> int:
+        """The input whose memory a tensor may take."""
+        slot = self._slot(name)
+        if slot.input_index is None or name in self.plan.mutated or name in self.plan.outputs:
+            raise PlanError(f"{self.plan.name}: {name!r} is no input that a call could give away")
+        return slot.number
 
     def _slab(self, device: str, number: int, who: str) -> int:
         """A slab that somebody wants, by its position in the plan."""

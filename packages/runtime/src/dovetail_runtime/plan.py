@@ -141,12 +141,16 @@ class Allocate:
     call share, 64-byte aligned; `slab` counts those of the tensor's device) or, with `slab_offset`
     None, an allocation of its own: what leaves the call must not live in a slab. Either way the
     tensor's *storage* begins at the allocation (the slab is invisible), and holds `spec.offset`
-    elements before the first one."""
+    elements before the first one.
+
+    With `over`, an input of the same dtype that only the next step reads from here on, each element
+    where it writes the tensor's: a call that owns it may let the tensor have that memory."""
 
     name: str
     spec: TensorSpec
     slab_offset: Size | None
     slab: int = 0
+    over: str | None = None
 
 
 @dataclass(frozen=True)

@@ -175,9 +175,10 @@ class _Writer:
                 name = self._name(step.name)
                 if step.slab_offset is None and step.spec.offset == 0:
                     spec = step.spec
+                    own = "" if step.over is None else f"  # or the memory of {step.over}"
                     return [
                         f"{name} = torch.empty_strided({_tuple(spec.shape)}, {_tuple(spec.stride)},"
-                        f" dtype={spec.dtype}, device={str(spec.device)!r})"
+                        f" dtype={spec.dtype}, device={str(spec.device)!r}){own}"
                     ]
                 memory, start = self._slab(str(step.spec.device), step.slab), step.slab_offset
                 if start is None:

@@ -82,6 +82,26 @@ def read_again(kernel: FusedKernel) -> frozenset[str]:
     return frozenset(found)
 
 
+def reads_before_it_writes(kernel: FusedKernel, nest: LoopNest, name: str) -> bool:
+    """Whether a kernel that goes through rows reads the buffer `name` only at the points that
+    `nest` writes, by one load, and in no pass after that which writes them. (Passes end when all
+    threads of a program have what they reduced.)"""
+    loads = {load.uid: load for one in kernel.nests for load in one.loads if load.buffer == name}
+    if len(loads) != 1 or not kernel.is_full(nest):
+        return False
+    (load,) = loads.values()
+    if load.mask is not None or load.index != nest.index:
+        return False
+    reading = writing = -1
+    for number, nests in enumerate(by_pass(kernel)):
+        if any(name in one.reads() for one in computed(kernel, passing(kernel, nests))):
+            reading = number
+        if nest in nests:
+            writing = number
+    return reading <= writing
+
+
 __all__ = [
-    "by_pass", "computed", "factors_of_sum", "is_of_rows", "passing", "read_again", "rows_read",
+    "by_pass", "computed", "factors_of_sum", "is_of_rows", "passing", "read_again",
+    "reads_before_it_writes", "rows_read",
 ]  # fmt: skip

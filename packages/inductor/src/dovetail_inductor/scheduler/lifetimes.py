@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -22,7 +22,8 @@ class Lifetimes:
     """When each buffer that a graph writes is there, and which of them lie outside of slabs.
 
     `first` and `last` are the steps that write a buffer and use its memory last (`len(steps)` for
-    what leaves the call). `owned` are the inputs that the call frees.
+    what leaves the call). `owned` are the inputs that the call frees, `taken` those whose memory a
+    buffer gets, by that buffer.
     """
 
     graph: KernelGraph
@@ -30,6 +31,7 @@ class Lifetimes:
     last: dict[str, int]
     outside: set[str]
     owned: frozenset[str]
+    taken: dict[str, str] = field(default_factory=dict)
 
     def at_least(self, limit: int, device: str) -> set[str]:
         """The buffers on such a device that have so many bytes."""
@@ -43,6 +45,8 @@ class Lifetimes:
         ends = {n: self.last[n] for n in due if n not in self.owned} | dict.fromkeys(self.owned, 0)
         for position, step in enumerate(self.graph.steps):
             ends |= dict.fromkeys(step.reads() & self.owned, position)
+        for name, given in self.taken.items():  # from then on it is that buffer
+            ends[given] = self.first[name] - 1
         changes = [0] * (len(self.graph.steps) + 2)
         for name, position in due.items():
             buffer = self.graph.buffers[name]

@@ -13,7 +13,7 @@ from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, lifetimes
 from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab
 from dovetail_inductor.scheduler.twins import twins_over
-from dovetail_inductor.scheduler.write_over import scattered_over, write_over
+from dovetail_inductor.scheduler.write_over import scattered_over, take_inputs, write_over
 
 # Beside library calls that allocate their results, a large buffer (`LARGE_BYTES`) on a GPU gets
 # memory of its own: the caching allocator then hands the same memory to the one and the other,
@@ -39,13 +39,15 @@ class MemoryPlan:
     `first` and `last` are, for every buffer written, the steps that write it and use its memory
     last (`len(steps)` for what leaves the call). `written_over`: a buffer that takes the memory of
     one that dies in the kernel that writes it -> that one, or the one whose memory that took; it
-    may be an input's, which is then written to.
+    may be an input's, which is then written to. `taken`: a buffer that may get the memory of an
+    input that dies in the kernel that writes it, if the call owns that -> the input.
     """
 
     slabs: tuple[Slab, ...]
     first: Mapping[str, int]
     last: Mapping[str, int]
     written_over: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def offsets(self) -> Mapping[str, int]:
@@ -77,6 +79,7 @@ def plan_memory(
     scattered = scattered_over(lives)
     for name in scattered:
         del lives.first[name]
+    take_inputs(lives)
     _keep_out_of_slabs(lives)
     written_over = write_over(lives)
     for name, root in scattered.items():
@@ -84,7 +87,7 @@ def plan_memory(
     written_over |= given
     written_over |= twins_over(lives, written_over)
     slabs = lives.slabs(allocated=lives.outside - written_over.keys())
-    return MemoryPlan(slabs, written, lives.last, written_over)
+    return MemoryPlan(slabs, written, lives.last, written_over, lives.taken)
 
 
 def _keep_out_of_slabs(lives: Lifetimes) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest
-from dovetail_inductor.scheduler.kernels import FusedKernel, Step, scatters
+from dovetail_inductor.codegen_triton.passes import reads_before_it_writes
+from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
+from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes
 
 # From this size on a kernel on a GPU writes over what dies in it; less is no memory to speak of.
@@ -14,25 +15,29 @@ MAKES_NEW = ("aten::convolution", "aten::mkldnn_convolution", "aten::_convolutio
 
 
 def _dies_under(
-    kernel: Step, position: int, lives: Lifetimes, usable: set[str], sources: set[str]
+    kernel: Step, graph: KernelGraph, targets: set[str], dying: set[str]
 ) -> dict[str, str]:
-    """Buffers that a kernel can write over others, of the `sources`, which it reads for the last
-    time."""
+    """Buffers, of the `targets`, that a kernel can write over others, of those `dying`, which it
+    reads for the last time."""
     found: dict[str, str] = {}
-    if not isinstance(kernel, FusedKernel) or any(n.reduction for n in kernel.nests):
-        return found  # a reduction's row is walked more than once
+    if not isinstance(kernel, FusedKernel):
+        return found
+    reduces = any(n.reduction for n in kernel.nests)
     for nest in kernel.nests:
-        if nest.buffer not in usable:
+        if nest.buffer not in targets:
             continue
-        target = lives.graph.buffers[nest.buffer]
+        target = graph.buffers[nest.buffer]
+        if reduces and target.device.type != "cuda":
+            return found  # a row is walked more than once
+        may_follow = reads_before_it_writes if reduces else is_read_only_where_written
         used = _needed_by(nest, kernel)
-        for name in sorted(set().union(*(n.reads() for n in used)) & usable & sources):
-            source = lives.graph.buffers[name]
-            if lives.last[name] != position or name in found.values() or name in kernel.writes():
+        for name in sorted(set().union(*(n.reads() for n in used)) & dying):
+            source = graph.buffers[name]
+            if name in found.values() or name in kernel.writes():
                 continue
             if (source.dtype, source.extent) != (target.dtype, target.extent):
                 continue
-            if is_read_only_where_written(kernel, nest, name):
+            if may_follow(kernel, nest, name):
                 found[nest.buffer] = name
                 break
     return found
@@ -78,12 +83,32 @@ def write_over(lives: Lifetimes) -> dict[str, str]:
             usable -= set(step.outputs)
     roots: dict[str, str] = {}
     for position, step in enumerate(graph.steps):
-        found = _dies_under(step, position, lives, usable, lives.outside | on_gpu)
+        dying = {n for n in usable & (lives.outside | on_gpu) if last[n] == position}
+        found = _dies_under(step, graph, usable - lives.taken.keys(), dying)
         for name, source in found.items():
             root = roots[name] = roots.get(source, source)
             last[root] = last[name]
             lives.outside.add(name)
     return roots
+
+
+def take_inputs(lives: Lifetimes) -> None:
+    """Note which large buffers may get the memory of an input that the call frees, in the kernel
+    that reads it last: a saved tensor makes room for a gradient. They lie outside of slabs.
+
+    That the call owns the input, and nobody else sees its memory, shows when it runs.
+    """
+    graph = lives.graph
+    large = lives.at_least(LARGE_BYTES, "cuda") | lives.at_least(LARGE_BYTES, "cpu")
+    targets = {n for n in large if not graph.buffers[n].is_symbolic}
+    last: dict[str, int] = {}
+    for position, step in enumerate(graph.steps):
+        last |= dict.fromkeys(step.reads() & lives.owned, position)
+    leaving = {out.buffer for out in graph.outputs if isinstance(out, Strided)}
+    for position, step in enumerate(graph.steps):
+        dying = {n for n in last if last[n] == position and n not in leaving}
+        lives.taken |= _dies_under(step, graph, targets, dying)
+    lives.outside |= lives.taken.keys()
 
 
 def scattered_over(lives: Lifetimes) -> dict[str, str]:

@@ -131,7 +131,7 @@ class Loader {
   Step step(const Items& t) {
     switch (to_int(t[0])) {
       case 0: return AllocateSlab{index(t[1]), spec(t[2]), index(t[3]), index(t[4])};
-      case 1: return AllocateOwn{index(t[1]), spec(t[2])};
+      case 1: return AllocateOwn{index(t[1]), spec(t[2]), index(t[3])};
       case 2: return ViewOf{index(t[1]), index(t[2]), spec(t[3])};
       case 3:
         return LaunchCpp{to_string(t[1]),
@@ -436,9 +436,15 @@ class Loader {
         }
       }
     }
+    std::vector<bool> given_over(program_.slots.size(), false);
+    for (const Step& step : program_.steps) {
+      auto* allocate = std::get_if<AllocateOwn>(&step);
+      if (allocate != nullptr && allocate->over >= 0) given_over[allocate->over] = true;
+    }
     for (InputInfo& input : program_.inputs) {
       if (input.slot < 0) continue;
       input.needs_data = needs_data[input.slot];
+      input.given_over = given_over[input.slot];
       program_.slots[input.slot].input = &input.spec;
     }
   }

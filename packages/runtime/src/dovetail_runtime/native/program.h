@@ -49,6 +49,7 @@ struct InputInfo {
   SlotIndex slot = -1;  // -1: a number
   Spec spec;
   bool needs_data = false;
+  bool given_over = false;  // a result may take its memory
 };
 
 // How a slot's tensor comes to be, for those that are made only when an ATen call wants them.
@@ -73,6 +74,7 @@ struct AllocateSlab {
 struct AllocateOwn {
   SlotIndex slot;
   Spec spec;
+  SlotIndex over;  // the input whose memory it may take, or -1
 };
 
 struct ViewOf {

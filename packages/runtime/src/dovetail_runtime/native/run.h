@@ -41,6 +41,7 @@ class Runner {
     // The plan holds casts and gradients already: nothing may add its own.
     c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    consuming_ = consuming;
     if (consuming) {
       run_consuming();
     } else if (watch_ != nullptr) {
@@ -103,6 +104,7 @@ class Runner {
   void take_slab(size_t number);
   void execute(AllocateSlab& step);
   void execute(AllocateOwn& step);
+  bool take_over(AllocateOwn& step);
   void execute(ViewOf& step);
   void drop(const std::vector<SlotIndex>& slots);
   void execute(FreeSlots& step) { drop(step.slots); }
@@ -140,6 +142,7 @@ class Runner {
   Program& program_;
   Frame& frame_;
   const OutputWatch* watch_;
+  bool consuming_ = false;
 };
 
 }  // namespace dovetail

@@ -97,7 +97,26 @@ inline void Runner::execute(AllocateSlab& step) {
   }
 }
 
+// Gives a tensor the memory of an input that dies in the next step, if the call owns that input,
+// nobody else holds it or its storage, and it is memory of the usual kind.
+inline bool Runner::take_over(AllocateOwn& step) {
+  const at::Tensor& given = frame_.slots[step.over].owned;
+  if (!given.defined()) return false;
+  const c10::Storage& storage = given.storage();
+  if (!storage.unique() || !is_plain_memory(storage) || storage.device() != step.spec.device ||
+      given.scalar_type() != step.spec.dtype ||
+      given.storage_offset() != values()[step.spec.offset] ||
+      static_cast<int64_t>(storage.nbytes()) != storage_bytes(step.spec)) {
+    return false;
+  }
+  Slot& slot = frame_.slots[step.slot];
+  set_owned(slot, over_storage(c10::Storage(storage), step.spec));
+  slot.data = slot.impl->mutable_data();
+  return true;
+}
+
 inline void Runner::execute(AllocateOwn& step) {
+  if (consuming_ && step.over >= 0 && take_over(step)) return;
   Ints shape, stride;
   gather(step.spec.shape, shape);
   gather(step.spec.stride, stride);

@@ -25,6 +25,11 @@ class TensorMemory final : public c10::Allocator {
     std::memcpy(target, source, bytes);
   }
 
+  // Whether memory with this deleter is from here.
+  static bool made(c10::DeleterFnPtr deleter) {
+    return deleter == &give_back || deleter == c10::GetCPUAllocator()->raw_deleter();
+  }
+
  private:
   // What malloc takes from its heap is warm anyway.
   static constexpr size_t kLarge = size_t(1) << 18;
@@ -38,6 +43,16 @@ class TensorMemory final : public c10::Allocator {
 inline c10::Allocator* tensor_memory() {
   static TensorMemory* memory = new TensorMemory();  // never destroyed: tensors may outlive us
   return memory;
+}
+
+// Whether a storage's allocator made its memory, which nobody else can look at then: NumPy's arrays,
+// mapped files and the like have other deleters.
+inline bool is_plain_memory(const c10::Storage& storage) {
+  c10::Allocator* allocator = storage.allocator();
+  c10::DeleterFnPtr deleter = storage.data_ptr().get_deleter();
+  if (!storage.resizable() || allocator == nullptr || deleter == nullptr) return false;
+  return allocator == tensor_memory() ? TensorMemory::made(deleter)
+                                      : deleter == allocator->raw_deleter();
 }
 
 }  // namespace dovetail
