@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile, score_patterns
+from dovetail_autograd_aot import aot_compile, score_patterns, scored_attention
 from dovetail_autograd_aot.scored_attention import recognise_scored_attention
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
@@ -266,6 +266,15 @@ def test_without_a_derivative_inference_alone() -> None:
         run, called = compiled(written_over, args)
         assert calls_the_operator(called)
         torch.testing.assert_close(run(*args)[0], written_over(*args))
+
+
+def test_training_of_wide_heads_keeps_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scored_attention, "WIDE", 3)
+    args = inputs()
+    assert not calls_the_operator(compiled(capped, args)[1])
+    assert calls_the_operator(compiled(sums_wanted, args)[1])
+    with torch.no_grad():
+        assert calls_the_operator(compiled(capped, args)[1])
 
 
 def test_the_library_keeps_the_masks_that_it_knows() -> None:

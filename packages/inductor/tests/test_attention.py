@@ -70,6 +70,11 @@ def documents(scores: Tensor, document: Tensor) -> Tensor:
     return torch.where(same & (i >= j), scores * 0.2, -math.inf)
 
 
+def padded(scores: Tensor, real: Tensor) -> Tensor:
+    """Keys that are none, by the batch."""
+    return torch.where(real[:, None, None, :], scores * 0.2, -math.inf)
+
+
 def sloped(scores: Tensor, slopes: Tensor) -> Tensor:
     i, j = places(scores)
     return scores * 0.25 + slopes[:, None, None] * (j - i)
@@ -124,6 +129,7 @@ DERIVATIVES: dict[Function, Function] = {
     hidden_by_numbers: slope_of_cap,
     window: times(0.3),
     documents: times(0.2),
+    padded: times(0.2),
     sloped: times(0.25),
     around: lambda scores, made, slopes: times(3)(scores, made, slopes * scores.cos()),
     biased: lambda scores, made, slopes: (
@@ -133,6 +139,7 @@ DERIVATIVES: dict[Function, Function] = {
 }
 
 _DOCUMENT = (torch.arange(100) // 23).expand(2, 100).contiguous()
+_REAL = torch.arange(200) < torch.tensor([[50], [128]])
 CASES = {
     "capped": Case(capped),
     "causal": Case(causal),
@@ -142,6 +149,10 @@ CASES = {
     "around": Case(around, sizes=(1, 2, 1, 130, 130, 16, 16)),
     "hidden by numbers": Case(hidden_by_numbers, sizes=(1, 1, 1, 150, 128, 16, 16), empty=math.nan),
     "documents, groups": Case(documents, (_DOCUMENT,), (2, 4, 2, 80, 100, 16, 16)),
+    "documents, many tiles": Case(
+        documents, (torch.arange(260)[None] // 70,), (1, 2, 2, 260, 260, 16, 16)
+    ),
+    "padded": Case(padded, (_REAL,), (2, 2, 1, 80, 200, 16, 16)),
     "sloped, whole tiles": Case(sloped, (torch.tensor([0.5, 0.1]),), (1, 2, 2, 128, 64, 32, 32)),
     "biased, other widths": Case(biased, (torch.randn(2, 1, 100),), (1, 2, 2, 70, 100, 24, 40)),
     "wide": Case(causal, sizes=(1, 1, 1, 70, 70, 130, 16)),
@@ -202,6 +213,18 @@ def test_as_eager(name: str) -> None:
     if not eager_dv.isnan().any():  # (where a row has no number, eager has none for any key)
         close(dk, eager_dk)
         close(dv, eager_dv)
+
+
+def test_tiles_of_which_nothing_is_seen_are_not_computed() -> None:
+    """What a mask that is read hides altogether may be no numbers."""
+    case = CASES["padded"]
+    q, k, v = operands(case)
+    fn = forward(case)
+    wanted = fn(q, k, v, *case.read)[0]
+    v[:, :, 128:] = math.nan
+    v[0, :, 64:] = math.nan
+    assert fn(q, k, v, *case.read)[0].isnan().all()
+    close(run(compiled(fn, q, k, v, *case.read), q, k, v, *case.read)[0], wanted)
 
 
 def test_errors_beside_float64() -> None:
@@ -340,7 +363,8 @@ def test_kernels_compile_for_an_h100(width: int, build_for_h100: Any) -> None:
         compiled(forward(case, "meta"), q, k, v, read),
         compiled(backward(case, "meta"), grad, q, k, v, sums, delta, read),
     )
+    # Three, and one before each for its tiles.
+    assert sum(isinstance(step, LaunchTriton) for plan in plans for step in plan.steps) == 6
     kernels = {kernel.symbol: kernel for plan in plans for kernel in plan.kernels}
-    assert len(kernels) == 3
     binaries = build_for_h100(kernels.values())
     assert all(binary.shared_bytes <= 227 * 1024 for binary in binaries.values())

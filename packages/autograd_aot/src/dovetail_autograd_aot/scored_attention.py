@@ -12,6 +12,7 @@ operands when it is traced: where one takes a gradient it computes what the prog
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection
 from typing import Any
@@ -27,7 +28,8 @@ from dovetail_autograd_aot.score_functions import trace_score
 from dovetail_autograd_aot.score_patterns import Found, is_pure, match
 from dovetail_autograd_aot.written_attention import HALVES
 
-WIDE = 128  # from wider heads on the library's backward is the faster one
+# Of wider heads the backward takes longer than with the scores in memory.
+WIDE = 128
 
 
 def recognise_scored_attention(
@@ -116,17 +118,17 @@ def _plain(gm: GraphModule, found: Found) -> GraphModule:
 def _attention(gm: GraphModule, found: Found) -> Callable[..., Any]:
     """What the call calls: the operator, or what the program says."""
     plain, mask = _plain(gm, found), _constant_mask(gm, found)
-    score, empty, library = found.score, found.empty, found.mask is not None
-    derived = found.derived
+    score, derived, empty = found.score, found.derived, found.empty
 
     def attention_with_scores(q: Tensor, k: Tensor, v: Tensor, *captured: Tensor) -> Any:
         """Attention with a function of its scores, and the logarithms of its sums."""
         own = torch.is_grad_enabled() and any(t.requires_grad for t in captured)
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
         own |= trains and not derived
-        if library:  # which has kernels of its own for masks, and faster ones for some
-            own |= trains and max(q.shape[-1], v.shape[-1]) > WIDE
-            own |= mask is not None and kind_of_constant(_run(mask), what_is_hidden) != ""
+        # (What `flex_attention` is without the operator takes longer.)
+        own |= trains and math.isnan(empty) and max(q.shape[-1], v.shape[-1]) > WIDE
+        if mask is not None:  # the library may have a kernel for it
+            own |= kind_of_constant(_run(mask), what_is_hidden) != ""
         if own:
             return _run(plain, q, k, v, *captured)
         return scored_attention(q, k, v, captured, score, empty)

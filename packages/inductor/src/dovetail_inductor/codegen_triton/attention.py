@@ -32,12 +32,50 @@ def emit_attention(call: ExternCall, buffers: Mapping[str, Buffer]) -> list[Emit
     """
     loops = call.attention
     assert loops is not None
-    if loops.body.gradient is None:
-        return [_Forward(call, buffers, loops.tiles[0]).emit()]
-    return [
-        _OfKeys(call, buffers, loops.tiles[0]).emit(),
-        _OfQueries(call, buffers, loops.tiles[1]).emit(),
-    ]
+    kinds: tuple[type[AttentionText], ...] = (_Forward,)
+    if loops.body.gradient is not None:
+        kinds = (_OfKeys, _OfQueries)
+    found = []
+    for number, kind in enumerate(kinds):
+        if loops.mask is not None:
+            seen = _TilesSeenByKeys if kind.across else _TilesSeen
+            found.append(seen(call, buffers, number).emit())
+        found.append(kind(call, buffers, number).emit())
+    return found
+
+
+@dataclass
+class _TilesSeen(AttentionText):
+    """In which tiles something is seen, for the kernel that goes through them: a program for each
+    tile."""
+
+    kind = "attention_tiles"
+
+    def body(self) -> int:
+        add, loops = self.lines.add, self.loops
+        assert loops.mask is not None and self.told is not None
+        line, column = "ji" if self.across else "ij"
+        lines, columns = self.blocks(line), self.blocks(column)
+        batches = self.batch if loops.mask.free >> loops.vars[0].id & 1 else 1
+        add(f"b = pid // {lines * columns}")
+        numbers = {line: f"pid // {columns} % {lines}", column: f"pid % {columns}"}
+        for position, axis in (("i", "y"), ("j", "x")):
+            start = f"{numbers[position]} * {self.size_of(position)[1]}"
+            self.along(position, start, axis, (position == "j") == self.across)
+        masks = [f"{axis}mask" for axis, at in (("y", "i"), ("x", "j")) if self.hangs(at)]
+        seen = " & ".join([self.value(loops.mask), *masks])
+        shape = f"[{', '.join(str(a.block) for a in self.tiling.axes)}]"
+        add(f"seen = tl.broadcast_to({seen}, {shape}).to(tl.int32)")
+        place = f"{self.parameter(self.told)} + pid"
+        add(f"tl.store({place}, tl.max(tl.max(seen, 1), 0).to(tl.uint8))")
+        return batches * lines * columns
+
+
+class _TilesSeenByKeys(_TilesSeen):
+    """The same for one that goes through queries."""
+
+    kind = "attention_tiles_by_keys"
+    across = True
 
 
 @dataclass
@@ -118,8 +156,8 @@ class _OfQueries(_OfBlocksOfQueries):
         add = self.lines.add
         programs = self.begin()
         add(f"grad = {self.rows(self.tensor('grad'), 'h', 'i')}")
-        add(f"sums = {self.number(self.tensor('sums'), 'h')}")
-        add(f"delta = {self.number(self.tensor('delta'), 'h')}")
+        add(f"sums = {self.one_a_query(self.tensor('sums'), 'h')}")
+        add(f"delta = {self.one_a_query(self.tensor('delta'), 'h')}")
         self.sums = self.start("sums")
         add(f"acc = tl.zeros([{self.tiles.queries}, {self.wide_d}], tl.float32)")
         self.through_keys()
@@ -182,8 +220,8 @@ class _OfKeys(AttentionText):
         self.along("i", "start", "y", False)
         add(f"q = {self.rows(self.q, 'h', 'i', down=False)}")
         add(f"grad = {self.rows(self.tensor('grad'), 'h', 'i', down=False)}")
-        add(f"sums = {self.number(self.tensor('sums'), 'h')}")
-        add(f"delta = {self.number(self.tensor('delta'), 'h')}")
+        add(f"sums = {self.one_a_query(self.tensor('sums'), 'h')}")
+        add(f"delta = {self.one_a_query(self.tensor('delta'), 'h')}")
         sums = self.start("sums")
         add("s = tl.dot(k, q)")
         own = dict(self.memo)

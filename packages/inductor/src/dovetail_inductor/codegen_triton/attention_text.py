@@ -6,64 +6,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import ClassVar
 
 from dovetail_inductor.codegen_triton.assemble import EmittedKernel, assemble
-from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines
+from dovetail_inductor.codegen_triton.body import Lines
 from dovetail_inductor.codegen_triton.ops import TRITON_TYPES
+from dovetail_inductor.codegen_triton.score_emitter import ScoreEmitter
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, power_of_two
 from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles, ScoreBody
 from dovetail_inductor.loop_ir.bounds import Bound
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexValue, Load, walk
+from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
-from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
 
 LOG2_E = "1.4426950408889634"
 _LARGE = 1e30  # a moderate score is smaller
 _NAMES = ("b", "h", "i", "j")  # of the loop variables in the text
-
-
-_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-
-
-@dataclass
-class _ScoreEmitter(BodyEmitter):
-    """Emits what is made of a score: variables have names of their own. Places are compared and
-    converted in 32 bits (`short` has them by their names in 64), and what goes into an exponent
-    needs no last digit."""
-
-    names: Mapping[int, str] = field(default_factory=dict)
-    short: dict[str, str] = field(default_factory=dict)
-
-    def index_value(self, index: Index, dtype: torch.dtype, read: Callable[[Expr], str]) -> str:
-        if self.wide or dtype is not torch.int64 or index.indirects():
-            return super().index_value(index, dtype, read)
-        low, high = index.bounds
-        if not -(2**31) <= low <= high < 2**31:
-            return super().index_value(index, dtype, read)
-        place = self.lines.define(f"({self.index(index, read)})", "place")
-        name = self.lines.define(f"{place}.to(tl.int64)")
-        self.short[name] = place
-        return name
-
-    def apply(self, op: str, args: Sequence[str], expr: Apply) -> str:
-        cast = op == "cast" and expr.dtype.is_floating_point
-        if (op in _COMPARISONS or cast) and any(isinstance(a, IndexValue) for a in expr.args):
-            args = [self.short.get(arg, arg) for arg in args]
-        if op in ("div", "reciprocal") and expr.dtype is torch.float32:
-            return self.lines.define(
-                f"({args[0]} / {args[1]})" if op == "div" else f"(1.0 / {args[0]})"
-            )
-        if op == "tanh" and expr.dtype is torch.float32:
-            self.use("dv_tanh_rough")
-            return self.lines.define(f"dv_tanh_rough({args[0]})")
-        return super().apply(op, args, expr)
-
-    def _atom(self, atom: Any, read: Callable[[Expr], str]) -> str:
-        return self.names[atom.id] if isinstance(atom, Var) else super()._atom(atom, read)
 
 
 @dataclass
@@ -72,7 +31,7 @@ class AttentionText:
 
     call: ExternCall
     buffers: Mapping[str, Buffer]
-    tiles: AttentionTiles
+    number: int  # among the kernels of the call
     lines: Lines = field(default_factory=Lines)
     parameters: dict[str, str] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
@@ -80,8 +39,8 @@ class AttentionText:
     starts: dict[str, str] = field(default_factory=dict)  # of positions
     whole: bool = False  # the tile of the loop does not hang over the end
     short: dict[str, str] = field(default_factory=dict)
-    kind = "attention"
-    across = False  # keys go down the tile of scores, and queries across
+    kind: ClassVar[str] = "attention"
+    across: ClassVar[bool] = False  # keys go down the tile of scores, and queries across
 
     def __post_init__(self) -> None:
         names = _ARGUMENTS["forward" if self.loops.body.gradient is None else "backward"]
@@ -110,6 +69,19 @@ class AttentionText:
         value = self.args[name]
         assert isinstance(value, Strided)
         return value
+
+    @property
+    def told(self) -> str | None:
+        """Where a kernel before this one says in which tiles something is seen."""
+        if self.loops.mask is None:
+            return None
+        results = len(self.call.outputs) - len(self.loops.tiles)
+        return self.call.outputs[results + self.number]
+
+    def blocks(self, position: str) -> int:
+        """How many tiles there are along queries or keys."""
+        size, block = self.size_of(position)
+        return -(-size // block)
 
     def written(self, number: int) -> Strided | None:
         """A result, by its number; None if nobody reads it."""
@@ -173,6 +145,11 @@ class AttentionText:
 
     # --- memory -----------------------------------------------------------------------------------
 
+    @property
+    def tiles(self) -> AttentionTiles:
+        """The sides of a tile of scores."""
+        return self.loops.tiles[self.number]
+
     def size_of(self, position: str) -> tuple[int, int]:
         """How many queries (i) or keys (j) there are, and how many a tile has."""
         return (self.m, self.tiles.queries) if position == "i" else (self.n, self.tiles.keys)
@@ -225,7 +202,7 @@ class AttentionText:
         masked = f", {' & '.join(masks)}, other=0" if masks else ""
         return f"tl.load({base} + ({within}){masked})"
 
-    def number(self, operand: Strided, head: str) -> str:
+    def one_a_query(self, operand: Strided, head: str) -> str:
         """A load of one number for each query."""
         base, within = self.address(operand, head, "i", None)
         masked = ", ymask, other=0" if self.hangs("i") else ""
@@ -261,9 +238,9 @@ class AttentionText:
 
     # --- scores -----------------------------------------------------------------------------------
 
-    def emitter(self) -> _ScoreEmitter:
+    def emitter(self) -> ScoreEmitter:
         """What writes the bodies of loops."""
-        return _ScoreEmitter(
+        return ScoreEmitter(
             lines=self.lines,
             tiling=self.tiling,
             buffers=self.buffers,
@@ -293,9 +270,14 @@ class AttentionText:
         interpret(invariant, self.emitter(), memo)
         return memo
 
+    def value(self, body: Expr, memo: dict[int, str] | None = None) -> str:
+        """A value for each score of a tile, or for each of its rows or columns."""
+        (value,) = interpret([body], self.emitter(), {} if memo is None else memo)
+        return value
+
     def made(self, body: Expr, memo: dict[int, str]) -> str:
         """A tile of what is made of scores."""
-        (value,) = interpret([body], self.emitter(), memo)
+        value = self.value(body, memo)
         shape = f"[{', '.join(str(a.block) for a in self.tiling.axes)}]"
         return self.lines.define(f"tl.broadcast_to({value}, {shape}).to(tl.float32)")
 
@@ -317,6 +299,8 @@ class AttentionText:
         if upper:
             widest = [f"{_extreme(b, at, block, True)} + 1" for b in upper]
             end = self.lines.define(_folded("tl.minimum", [str(size), *widest]), "end")
+        if self.told is not None:
+            begin, end = self._within_seen(position, step, begin, end)
         if not bounds:
             self._loop(f"tl.range({begin}, {end}, {step})", [], False, turn)
             return
@@ -328,7 +312,7 @@ class AttentionText:
             first = self.lines.define(f"({first} + {step - 1}) // {step} * {step}", "first")
             first = self.lines.define(f"tl.maximum({first}, {begin})", "first")
         narrow = [f"{_extreme(b, at, block, False)} + 1" for b in upper]
-        last = self.lines.define(_folded("tl.minimum", [str(size), *narrow]), "last")
+        last = self.lines.define(_folded("tl.minimum", [end, *narrow]), "last")
         last = self.lines.define(f"tl.maximum({last}, 0) // {step} * {step}", "last")
         last = self.lines.define(f"tl.maximum({last}, {first})", "last")
         self._loop(f"tl.range({first}, {last}, {step})", [], True, turn)
@@ -338,6 +322,23 @@ class AttentionText:
         jump = f"start = tl.where(turn < {first}, turn, turn + ({last} - {first}))"
         over = f"tl.range({begin}, {end} - ({last} - {first}), {step})"
         self._loop(over, [jump], False, turn, "turn")
+
+    def _within_seen(self, position: str, step: int, begin: str, end: str) -> tuple[str, str]:
+        """The range of a loop without the tiles before the first, and after the last, in which
+        something is seen."""
+        assert self.told is not None and self.loops.mask is not None
+        line, count = "block", self.blocks(position)
+        if self.loops.mask.free >> self.loops.vars[0].id & 1:
+            line = f"(b * {self.blocks('j' if position == 'i' else 'i')} + block)"
+        at = self.lines.define(f"tl.arange(0, {max(16, power_of_two(count))})", "tile")
+        place = f"{self.parameter(self.told)} + ({line} * {count} + {at})"
+        some = self.lines.define(f"tl.load({place}, {at} < {count}, other=0) != 0", "some")
+        first = self.lines.define(f"tl.min(tl.where({some}, {at}, {count}), 0) * {step}", "first")
+        last = self.lines.define(f"tl.max(tl.where({some}, {at} + 1, 0), 0) * {step}", "last")
+        return (
+            self.lines.define(f"tl.maximum({begin}, {first})", "begin"),
+            self.lines.define(f"tl.minimum({end}, {last})", "end"),
+        )
 
     def _loop(
         self,

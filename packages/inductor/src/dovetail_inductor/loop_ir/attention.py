@@ -9,6 +9,9 @@ from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.handlers import Printer, interpret
 from dovetail_inductor.loop_ir.index import Var
 
+# The least side of a tile.
+LEAST_SIDE = 32
+
 
 @dataclass(frozen=True)
 class AttentionTiles:
@@ -43,13 +46,17 @@ class AttentionLoops:
     the bounds that are `seen`, where parts of masks are known.
 
     The score is loaded from `scores`, a name and no memory, and the gradient of what is made of it
-    from `slopes`. `tiles` has one entry for each of the call's kernels.
+    from `slopes`. `tiles` has one entry for each of the call's kernels. Where masks tell more than
+    the bounds, `mask` is what must hold (whatever the head) for a score to be seen: a kernel finds
+    out before each other one in which tiles it does, and leaves that in the last results of the
+    call, one for each kernel.
     """
 
     vars: tuple[Var, Var, Var, Var]
     body: ScoreBody
     inside: ScoreBody
     seen: Seen
+    mask: Expr | None
     scores: str
     slopes: str
     tiles: tuple[AttentionTiles, ...]
@@ -61,4 +68,4 @@ class AttentionLoops:
         return "\n".join([*printer.lines, f"gives {', '.join(names)}"])
 
 
-__all__ = ["AttentionLoops", "AttentionTiles", "ScoreBody"]
+__all__ = ["LEAST_SIDE", "AttentionLoops", "AttentionTiles", "ScoreBody"]

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.simpler import place_of
 
@@ -76,6 +76,26 @@ def seen_within(score: Expr, variables: tuple[Var, Var, Var, Var], scores: str) 
         if _always_seen([keys for keys, _ in pairs + finite], query.size, key.size):
             pairs, truths = pairs + finite, truths | finite_truths
     return Seen(tuple(k for k, _ in pairs), tuple(q for _, q in pairs), truths)
+
+
+def mask_within(builder: Builder, score: Expr, seen: Seen, head: Var, scores: str) -> Expr | None:
+    """What must hold for a score to be seen, as far as it follows from places and from what is read
+    whatever the head; None if that is what the bounds that are `seen` say."""
+    parts = []
+    more = False
+    for condition in _needed(score):
+        expr = condition.expr
+        reads = (n.buffer for n in walk([expr]) if isinstance(n, Load))
+        if not condition.infinite or expr.free >> head.id & 1 or scores in reads:
+            continue
+        more |= expr.uid not in seen.truths
+        parts.append(expr if condition.truth else builder.apply("bitwise_not", [expr]))
+    if not more:
+        return None
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = builder.apply("bitwise_and", [mask, part])
+    return mask
 
 
 def _always_seen(bounds: Sequence[Bound], queries: int, keys: int) -> bool:
@@ -176,4 +196,4 @@ def _not_negative(condition: _Condition) -> Iterator[Index]:
         yield far - near + -strict
 
 
-__all__ = ["Bound", "Seen", "seen_within"]
+__all__ = ["Bound", "Seen", "mask_within", "seen_within"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -18,8 +19,13 @@ from dovetail_prims.scored_attention import NAMESPACE
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_triton_form
-from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles, ScoreBody
-from dovetail_inductor.loop_ir.bounds import seen_within
+from dovetail_inductor.loop_ir.attention import (
+    LEAST_SIDE,
+    AttentionLoops,
+    AttentionTiles,
+    ScoreBody,
+)
+from dovetail_inductor.loop_ir.bounds import mask_within, seen_within
 from dovetail_inductor.loop_ir.expr import Expr, loads, rename
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
@@ -66,8 +72,25 @@ def attention_call(
         assert isinstance(call, ExternCall)
         d, e = q.shape[-1], v.shape[-1]
         loops = replace(found, tiles=default_tiles(max(d, e), backward))
-        ctx.nodes[-1] = replace(call, attention=loops, out_variant=True)
+        outputs = (*call.outputs, *_places_for_tiles(ctx, loops, q.device))
+        ctx.nodes[-1] = replace(call, outputs=outputs, attention=loops, out_variant=True)
     return results
+
+
+def _places_for_tiles(ctx: Context, loops: AttentionLoops, device: torch.device) -> list[str]:
+    """Memory in which kernels say what they see in each tile, for each of the kernels that follow,
+    however small its tiles."""
+    if loops.mask is None:
+        return []
+    batch, _, queries, keys = loops.vars
+    tiles = prod(-(-var.size // LEAST_SIDE) for var in (queries, keys))
+    batches = batch.size if loops.mask.free >> batch.id & 1 else 1
+    names = []
+    for _ in loops.tiles:
+        name = f"buf{len(ctx.buffers)}"
+        ctx.buffers[name] = Buffer(name, torch.uint8, device, (batches * tiles,), (1,))
+        names.append(name)
+    return names
 
 
 def default_tiles(width: int, backward: bool) -> tuple[AttentionTiles, ...]:
@@ -78,9 +101,9 @@ def default_tiles(width: int, backward: bool) -> tuple[AttentionTiles, ...]:
             return (AttentionTiles(64, 64, 4, 3),)
         return (AttentionTiles(128, 64, 8, 2),)
     if width <= 64:
-        return (AttentionTiles(64, 64, 4, 3), AttentionTiles(64, 64, 4, 3))
+        return (AttentionTiles(64, 64, 4, 2), AttentionTiles(64, 64, 4, 3))
     if width <= 128:
-        return (AttentionTiles(32, 64, 4, 3), AttentionTiles(64, 32, 4, 3))
+        return (AttentionTiles(64, 64, 4, 2), AttentionTiles(64, 64, 4, 2))
     return (AttentionTiles(32, 64, 8, 2), AttentionTiles(64, 32, 8, 2))
 
 
@@ -123,7 +146,8 @@ def _loops(
     body = ScoreBody(*simpler(ctx.builder, bodies))
     seen = seen_within(body.score, (b, h, i, j), SCORES)
     inside = ScoreBody(*simpler(ctx.builder, body.roots, seen.truths))
-    return AttentionLoops((b, h, i, j), body, inside, seen, SCORES, SLOPES, ())
+    mask = mask_within(ctx.builder, body.score, seen, h, SCORES)
+    return AttentionLoops((b, h, i, j), body, inside, seen, mask, SCORES, SLOPES, ())
 
 
 def _lowered(ctx: Context, gm: fx.GraphModule, inputs: list[Value]) -> tuple[Value, Value]:
