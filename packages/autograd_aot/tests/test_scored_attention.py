@@ -61,6 +61,12 @@ def einsums(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return torch.einsum("bhij,bhjd->bhid", (scores * scores.abs()).softmax(-1), v)
 
 
+def shaped_like_another(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Nothing is read of what a mask is made after the type of."""
+    hidden = q.new_ones(M, N).triu(1) > 0
+    return torch.where(hidden, -torch.inf, (q @ k.mT).sin()).softmax(-1) @ v
+
+
 def in_place(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     scores = q @ k.transpose(-2, -1)
     scores = scores.mul_(0.5).sin().masked_fill_(~seen(), -torch.inf)
@@ -206,8 +212,8 @@ def calls_the_operator(called: list[Any]) -> bool:
 
 
 RECOGNISED = (
-    capped, grouped, interleaved, biased, einsums, in_place, nothing_seen, sums_wanted,
-    mask_written_before, with_a_mask,
+    capped, grouped, interleaved, biased, einsums, shaped_like_another, in_place, nothing_seen,
+    sums_wanted, mask_written_before, with_a_mask,
 )  # fmt: skip
 OTHERS = (
     weights_are_read, scores_are_read, of_several_scores, dropped, noisy, no_function,

@@ -50,11 +50,12 @@ def trace_score(gm: GraphModule, found: Found, order: dict[Node, int]) -> bool:
         try:
             with torch.enable_grad():
                 joint = trace_joint(module, examples, decompositions=core_aten_table())
-            found.score, found.derived = _score_text(joint.gm.graph, len(examples))
+            found.score, found.derived, read = _score_text(joint.gm.graph, len(examples))
         except Exception as error:  # whatever no trace holds: the program stays as it is
             _log.debug("no function of scores: %s", error)
             continue
         if found.score:
+            found.captured = [found.captured[number] for number in read]
             return True
     return False
 
@@ -101,23 +102,24 @@ def _score_module(gm: GraphModule, found: Found) -> GraphModule:
     return GraphModule(gm, graph)
 
 
-def _score_text(graph: Graph, inputs: int) -> tuple[str, bool]:
+def _score_text(graph: Graph, inputs: int) -> tuple[str, bool, list[int]]:
     """The text of a joint graph, whose inputs are these and the gradient of what it gives: the
     gradient of the first is what it is to give besides. And whether it has one; else what it makes
-    of scores stands for that. ("" where it is no function of scores.)"""
+    of scores stands for that. And which inputs after the first it reads: it takes no others. (""
+    where it is no function of scores.)"""
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     (output,) = (n for n in graph.nodes if n.op == "output")
     results = list(output.args[0])
     derived = len(placeholders) == inputs + 1 and isinstance(results[1], Node)
     if not isinstance(results[0], Node) or any(r is not None for r in results[2:]):
-        return "", False
+        return "", False, []
     if not derived and len(placeholders) != inputs:
-        return "", False
+        return "", False, []
     made = results[0]
     if made.meta["val"]._dtype is not torch.float32:
-        return "", False
+        return "", False, []
     if tuple(made.meta["val"]._sizes) != tuple(placeholders[0].meta["val"]._sizes):
-        return "", False
+        return "", False, []
     copy = Graph()
     copies: dict[Node, Node] = {}
     for node in placeholders:
@@ -128,11 +130,17 @@ def _score_text(graph: Graph, inputs: int) -> tuple[str, bool]:
     copy.output((copies[made], copies[results[1] if derived else made]))
     copy.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     if not all(node.op != "call_function" or _is_pointwise(node) for node in copy.nodes):
-        return "", False
+        return "", False, []
+    read = []
+    for number, node in enumerate(placeholders[1:inputs]):
+        if copies[node].users:
+            read.append(number)
+        else:
+            copy.erase_node(copies[node])
     try:
-        return text_of(copy), derived
+        return text_of(copy), derived, read
     except NoText:
-        return "", False
+        return "", False, []
 
 
 def _is_pointwise(node: Node) -> bool:

@@ -42,6 +42,7 @@ _VIEWS: Collection[Any] = {
 # Pointwise functions of masks and places, which take less time than reading what they give.
 _SUNK: Collection[Any] = {
     torch.arange, torch.full, torch.ones, torch.zeros, torch.tril, torch.triu, "tril", "triu",
+    torch.ones_like, torch.zeros_like, "new_ones", "new_zeros", "new_full",
     operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
     operator.and_, operator.or_, operator.invert, operator.add, operator.sub, operator.mul,
     operator.neg, torch.where, torch.logical_and, torch.logical_or, torch.logical_not, torch.abs,
