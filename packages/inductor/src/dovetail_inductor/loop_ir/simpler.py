@@ -119,8 +119,8 @@ def _factor(expr: Expr) -> float | None:
 
 def place_of(expr: Expr) -> Index | None:
     """An integer value as a sum of multiples of loop variables, if it is one."""
-    if isinstance(expr, IndexValue):
-        return expr.index
+    if isinstance(expr, IndexValue):  # (of narrower types it might wrap around)
+        return expr.index if expr.dtype in (torch.int32, torch.int64) else None
     if isinstance(expr, Constant):
         return Index(expr.value, ()) if type(expr.value) is int else None
     if not isinstance(expr, Apply) or expr.dtype is not torch.int64:
