@@ -154,7 +154,7 @@ def mask_written_before(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor
 
 def inputs(bias_gradient: bool = False) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    q = torch.randn(2, 4, M, 4, generator=generator, requires_grad=True)
+    q = torch.randn(2, M, 4, 4, generator=generator).transpose(1, 2).requires_grad_()
     k, v = (torch.randn(2, 4, N, 4, generator=generator, requires_grad=True) for _ in range(2))
     return q, k, v, torch.randn(4, 1, N, generator=generator, requires_grad=bias_gradient)
 
@@ -230,6 +230,7 @@ def test_same_results_and_gradients(fn: Callable[..., Any]) -> None:
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     for mine, eager in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, eager, equal_nan=True)
+        assert mine.stride() == eager.stride()
     slopes = [torch.randn(w.shape) for w in wanted]
     mine = torch.autograd.grad(got, args[:3], slopes)
     eager = torch.autograd.grad(wanted, args[:3], slopes)

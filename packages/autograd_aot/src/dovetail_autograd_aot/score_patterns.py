@@ -385,6 +385,22 @@ def is_pure(node: Node) -> bool:
     return not writes(node) and node.meta.get("val") is not None
 
 
+def lies_anyhow(node: Node) -> bool:
+    """Whether nobody can tell how a tensor lies in memory: it is copied, and the copies lie as they
+    are told."""
+    for user in node.users:
+        if user.op != "call_method":
+            return False
+        copied = user.target == "copy_" and user.args[0] is not node
+        if copied or user.target == "new_empty_strided":
+            continue
+        if user.target == "contiguous" and len(user.args) == 1 and not user.kwargs:
+            continue
+        if user.target not in ("transpose", "permute") or not lies_anyhow(user):
+            return False
+    return True
+
+
 def _is_barrier(node: Node) -> bool:
     """Whether what was computed before may differ from what is computed after. (To leave autocast
     makes no difference to functions of places.)"""
@@ -393,4 +409,4 @@ def _is_barrier(node: Node) -> bool:
     return not is_pure(node)
 
 
-__all__ = ["Found", "is_pure", "match"]
+__all__ = ["Found", "is_pure", "lies_anyhow", "match"]

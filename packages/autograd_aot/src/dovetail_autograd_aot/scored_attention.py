@@ -25,7 +25,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from dovetail_autograd_aot.attention import what_is_hidden
 from dovetail_autograd_aot.constants import kind_of_constant
 from dovetail_autograd_aot.score_functions import trace_score
-from dovetail_autograd_aot.score_patterns import Found, is_pure, match
+from dovetail_autograd_aot.score_patterns import Found, is_pure, lies_anyhow, match
 from dovetail_autograd_aot.written_attention import HALVES
 
 # Of wider heads the backward takes longer than with the scores in memory.
@@ -119,6 +119,7 @@ def _attention(gm: GraphModule, found: Found) -> Callable[..., Any]:
     """What the call calls: the operator, or what the program says."""
     plain, mask = _plain(gm, found), _constant_mask(gm, found)
     score, derived, empty = found.score, found.derived, found.empty
+    in_rows = found.product is not None and not lies_anyhow(found.last)
 
     def attention_with_scores(q: Tensor, k: Tensor, v: Tensor, *captured: Tensor) -> Any:
         """Attention with a function of its scores, and the logarithms of its sums."""
@@ -131,7 +132,9 @@ def _attention(gm: GraphModule, found: Found) -> Callable[..., Any]:
             own |= kind_of_constant(_run(mask), what_is_hidden) != ""
         if own:
             return _run(plain, q, k, v, *captured)
-        return scored_attention(q, k, v, captured, score, empty)
+        rows, sums = scored_attention(q, k, v, captured, score, empty)
+        # (They lie as queries do; what a product gives, row by row.)
+        return rows.contiguous() if in_rows else rows, sums
 
     return attention_with_scores
 
