@@ -2,6 +2,7 @@
 
     capture           bytecode -> TORCH-dialect graph            dovetail_capture (calls us)
     autograd_aot      attention written out, as attention        recognise_attention
+                      ... with a function of its scores          recognise_scored_attention
                       -> functional forward and backward graphs  aot_compile
       prims           ... decomposed to CORE_ATEN while tracing  core_aten_table
       inductor        ... laid out before it is cut in two       prefer_channels_last
@@ -28,6 +29,7 @@ from dovetail_autograd_aot import (
     aot_compile,
     min_cut_partition,
     recognise_attention,
+    recognise_scored_attention,
 )
 from dovetail_capture.collector import collector_paused
 from dovetail_inductor import (
@@ -53,6 +55,11 @@ LAUNCH_BOUND_BYTES = 256 << 20
 # Results from this size on are handed out in the graph's memory. Smaller ones are copied in about
 # the time of a launch, and callers may keep as many as they like.
 LARGE_OUTPUT_BYTES = 2 << 20
+
+
+def _with_attention(gm: GraphModule) -> GraphModule:
+    """A captured graph with the attention that it writes out in calls of operators."""
+    return recognise_scored_attention(recognise_attention(gm))
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class CompilerBackend:
             backward_compiler=backward_compiler,
             decompositions=core_aten_table(),
             partition=partition,
-            rewrite=recognise_attention,
+            rewrite=_with_attention,
             log=self.aot,
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])

@@ -14,6 +14,7 @@ from dovetail_autograd_aot.graphs import (
 )
 from dovetail_autograd_aot.joint import trace_joint
 from dovetail_autograd_aot.partition import default_partition, min_cut_partition
+from dovetail_autograd_aot.scored_attention import recognise_scored_attention
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.written_attention import recognise_attention
@@ -36,5 +37,6 @@ __all__ = [
     "example_values",
     "min_cut_partition",
     "recognise_attention",
+    "recognise_scored_attention",
     "trace_joint",
 ]

@@ -30,7 +30,7 @@ class AttentionMode(TorchFunctionMode):
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             named = dict(zip(names, args, strict=False)) | kwargs
             mask = named.get("attn_mask")
-            hidden = "" if mask is None else kind_of_constant(mask, _what_is_hidden)
+            hidden = "" if mask is None else kind_of_constant(mask, what_is_hidden)
             if hidden == "nothing":
                 named["attn_mask"] = None
             elif hidden == "the future" and not named.get("is_causal"):
@@ -44,7 +44,7 @@ class AttentionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _what_is_hidden(mask: Tensor) -> str:
+def what_is_hidden(mask: Tensor) -> str:
     """What a mask hides: "nothing"; "the future", if it is square and each query sees the keys up
     to its own place; or "" for anything else. It is boolean, or added: then it is 0 or -inf."""
     if mask.dtype is torch.bool:

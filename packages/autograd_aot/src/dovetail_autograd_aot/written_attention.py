@@ -36,7 +36,7 @@ _VANISHING = -1e30
 # Of fewer scores in all, laying out the mask as the kernels want it takes longer than they gain (3
 # million: 0.93x in inference, 6 million: 1.33x, 200 million: 2.1x, on an H100).
 WORTH_A_MASK = 1 << 22
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 _PRODUCTS: Collection[Any] = {operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"}
 _FACTORS = {
@@ -51,11 +51,11 @@ _IN_PLACE = {
     "setitem", "delitem", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod",
     "imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor",
 }  # fmt: skip
-_CASTS: Collection[Any] = {"float", "half", "bfloat16", "to", "type_as"}
+CASTS: Collection[Any] = {"float", "half", "bfloat16", "to", "type_as"}
 
 
 @dataclass
-class _Written:
+class Written:
     """What was found from the second product back to the first."""
 
     scale: float = 1.0
@@ -68,7 +68,7 @@ class _Written:
 
 
 def recognise_attention(
-    gm: GraphModule, device_type: str = "cuda", dtypes: Collection[torch.dtype] = _HALVES
+    gm: GraphModule, device_type: str = "cuda", dtypes: Collection[torch.dtype] = HALVES
 ) -> GraphModule:
     """The graph with attention that is written out in calls of `attention_as_written`; itself
     where there is none of tensors of these types on such a device. Needs `meta["val"]` (fakes of
@@ -121,7 +121,7 @@ def _weights_unread(node: Node, device_type: str, dtypes: Collection[torch.dtype
         return False
     names = list(inspect.signature(F.multi_head_attention_forward).parameters)
     named = dict(zip(names, node.args, strict=False)) | node.kwargs
-    query = _value(named.get("query"))
+    query = fake_of(named.get("query"))
     masked = named.get("key_padding_mask") is not None or named.get("attn_mask") is not None
     drops = named.get("training", True) is not False and named.get("dropout_p") != 0
     if masked or drops or query is None or len(node.args) > names.index("need_weights"):
@@ -202,14 +202,14 @@ def _of_added(added: Tensor) -> tuple[Tensor, Tensor]:
 
 def _match(
     last: Node, device_type: str, dtypes: Collection[torch.dtype]
-) -> tuple[Node, Node, Node, _Written] | None:
+) -> tuple[Node, Node, Node, Written] | None:
     """The query, the transposed key and the value of a second product, and what is between."""
-    operands = _operands(last)
+    operands = operands_of(last)
     if operands is None:
         return None
     node, value = operands
-    written = _Written()
-    for step in (_dropout, _cast, _softmax, _cast):
+    written = Written()
+    for step in (dropped_nothing, _cast, softmax_of, _cast):
         after = step(node, written)
         if after is None:
             return None
@@ -223,7 +223,7 @@ def _match(
     if _may_change(node, last, written):
         return None
     query, key = first
-    tensors = [_value(n) for n in (query, key, value, node)]
+    tensors = [fake_of(n) for n in (query, key, value, node)]
     if any(t is None or t._device.type != device_type for t in tensors):
         return None
     q, k, v, scores = (t for t in tensors if t is not None)
@@ -235,19 +235,19 @@ def _match(
     return query, key, value, written
 
 
-def _first_product(node: Node, written: _Written) -> tuple[Node, tuple[Node, Node]] | None:
+def _first_product(node: Node, written: Written) -> tuple[Node, tuple[Node, Node]] | None:
     """The product of which `node` are the scaled scores, and its operands; `written` is as it was
     where there is none."""
     before = replace(written, chain=list(written.chain))
     node = _scaled(_cast(node, written), written)
-    first = _operands(node, written) if _alone(node) else None
+    first = operands_of(node, written) if _alone(node) else None
     if first is None:
         vars(written).update(vars(before))
         return None
     return node, first
 
 
-def _beside_a_mask(node: Node, written: _Written) -> tuple[Node, tuple[Node, Node]] | None:
+def _beside_a_mask(node: Node, written: Written) -> tuple[Node, tuple[Node, Node]] | None:
     """The same for the sum of scores and a mask."""
     if node.target not in _SUMS or not _alone(node) or written.hidden is not None:
         return None
@@ -255,7 +255,7 @@ def _beside_a_mask(node: Node, written: _Written) -> tuple[Node, tuple[Node, Nod
         return None
     written.chain.append(node)
     for scores, mask in (node.args, node.args[::-1]):
-        if not isinstance(scores, Node) or _value(mask) is None:
+        if not isinstance(scores, Node) or fake_of(mask) is None:
             continue
         found = _first_product(scores, written)
         if found is not None:
@@ -267,18 +267,18 @@ def _beside_a_mask(node: Node, written: _Written) -> tuple[Node, tuple[Node, Nod
     return None
 
 
-def _may_change(first: Node, last: Node, written: _Written) -> bool:
+def _may_change(first: Node, last: Node, written: Written) -> bool:
     """True if something in between writes to memory, or enters or leaves a mode: all is computed at
     the last of the nodes."""
     node = first.next
     while node is not last:
-        if node not in written.chain and (_writes(node) or node.meta.get("val") is None):
+        if node not in written.chain and (writes(node) or node.meta.get("val") is None):
             return True
         node = node.next
     return False
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
     """True for an operation in place, and for what may be one."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
@@ -289,27 +289,27 @@ def _writes(node: Node) -> bool:
     return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
 
 
-def _mask_fits(written: _Written, scores: FakeTensor) -> bool:
+def _mask_fits(written: Written, scores: FakeTensor) -> bool:
     if written.hidden is None and written.added is None:
         return True
-    mask = _value(written.hidden or written.added)
+    mask = fake_of(written.hidden or written.added)
     dtype = torch.bool if written.added is None else scores._dtype
     fits = mask is not None and mask._dtype is dtype and mask._device == scores._device
     many = prod(map(hint_of, scores._sizes)) >= WORTH_A_MASK
     return many and fits and mask is not None and 2 <= len(mask._sizes) <= len(scores._sizes)
 
 
-def _value(node: Any) -> FakeTensor | None:
+def fake_of(node: Any) -> FakeTensor | None:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, FakeTensor) else None
 
 
 def _alone(node: Any) -> bool:
     """True for a node that is needed for one other alone."""
-    return isinstance(node, Node) and len(node.users) == 1 and _value(node) is not None
+    return isinstance(node, Node) and len(node.users) == 1 and fake_of(node) is not None
 
 
-def _operands(node: Node, written: _Written | None = None) -> tuple[Node, Node] | None:
+def operands_of(node: Node, written: Written | None = None) -> tuple[Node, Node] | None:
     """The two factors of a product of matrices; with `written`, of the first one."""
     args: Sequence[Any] = node.args
     if node.target is torch.functional.einsum and args and isinstance(args[0], str):
@@ -341,7 +341,7 @@ def _is_product(equation: str, of_keys: bool) -> bool:
     return distinct and same and left[-1] == right[-2] and out[-1] == right[-1]
 
 
-def _dropout(node: Node, written: _Written) -> Node | None:
+def dropped_nothing(node: Node, written: Written) -> Node | None:
     """What goes through a dropout that drops nothing."""
     if node.target not in _DROPOUT:
         return node
@@ -353,11 +353,11 @@ def _dropout(node: Node, written: _Written) -> Node | None:
     return source
 
 
-def _cast(node: Node, written: _Written) -> Node:
+def _cast(node: Node, written: Written) -> Node:
     """What was converted from one floating type to another, if that is all."""
-    while node.target in _CASTS and node.op == "call_method" and _alone(node):
+    while node.target in CASTS and node.op == "call_method" and _alone(node):
         source = node.args[0]
-        before, after = _value(source), _value(node)
+        before, after = fake_of(source), fake_of(node)
         if before is None or after is None or before._device != after._device:
             return node
         if not (before._dtype.is_floating_point and after._dtype.is_floating_point):
@@ -368,21 +368,21 @@ def _cast(node: Node, written: _Written) -> Node:
     return node
 
 
-def _softmax(node: Node, written: _Written) -> Node | None:
+def softmax_of(node: Node, written: Written) -> Node | None:
     """A softmax over the last dimension."""
     if node.target not in _SOFTMAX or not _alone(node):
         return None
     named = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
-    source, dim, own = named.get("input"), named.get("dim"), _value(node)
+    source, dim, own = named.get("input"), named.get("dim"), fake_of(node)
     if named.keys() - {"input", "dim", "dtype", "_stacklevel"} or own is None:
         return None
-    if own._dtype not in (*_HALVES, torch.float32) or dim not in (-1, len(own._sizes) - 1):
+    if own._dtype not in (*HALVES, torch.float32) or dim not in (-1, len(own._sizes) - 1):
         return None
     written.chain.append(node)
     return source if isinstance(source, Node) else None
 
 
-def _filled(node: Node, written: _Written) -> Node:
+def _filled(node: Node, written: Written) -> Node:
     """What a mask fills with next to nothing."""
     if not _alone(node) or node.kwargs or len(node.args) != 3:
         return node
@@ -396,7 +396,7 @@ def _filled(node: Node, written: _Written) -> Node:
         inverted = True
     else:
         return node
-    scores = _value(source)
+    scores = fake_of(source)
     small = isinstance(value, float | int) and value <= _NOTHING
     same = scores is not None and scores._sizes == node.meta["val"]._sizes
     if not small or not same or not isinstance(mask, Node) or not isinstance(source, Node):
@@ -410,7 +410,7 @@ def _filled(node: Node, written: _Written) -> Node:
     return source
 
 
-def _scaled(node: Node, written: _Written) -> Node:
+def _scaled(node: Node, written: Written) -> Node:
     """What was multiplied by a number, or divided by one."""
     while node.target in _FACTORS and _alone(node) and not node.kwargs and len(node.args) == 2:
         source, factor = node.args

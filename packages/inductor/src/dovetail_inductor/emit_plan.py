@@ -34,6 +34,7 @@ from dovetail_runtime.sizes import float_bits, symbols_of
 from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
 from dovetail_inductor.codegen_triton.assemble import EmittedKernel
+from dovetail_inductor.codegen_triton.attention import emit_attention
 from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.codegen_triton.product import emit_product
@@ -151,6 +152,13 @@ class _Writer:
         """An ATen call."""
         if call.branches:
             self.control_flow(call)
+            return
+        if call.attention is not None:
+            for name in call.outputs:
+                if name is not None:
+                    self.allocate(name)
+            for emitted in emit_attention(call, self.buffers):
+                self.launch_triton(emitted)
             return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)

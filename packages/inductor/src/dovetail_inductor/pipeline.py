@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from dovetail_runtime import CompiledArtifact, Plan, load
 from torch.fx import GraphModule
 
+from dovetail_inductor.autotune.attention import choose_attention
 from dovetail_inductor.autotune.choose import Tuner, choose_products
 from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
@@ -110,6 +111,10 @@ def compile_graph(
     if tuner is not None:
         graph, measured = kernels, tuner
         kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))
+        multiplied = kernels
+        kernels = passes.run(
+            "choose_attention", lambda: choose_attention(multiplied, chosen, measured)
+        )
     else:
         few = kernels
         kernels = passes.run("multiply_few_rows", lambda: multiply_few_rows(few, chosen))

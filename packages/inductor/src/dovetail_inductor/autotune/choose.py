@@ -183,7 +183,7 @@ def _problem(key: Key, asked: _Asked, options: InductorOptions) -> Problem:
 
     def plans() -> list[Plan]:
         forms = [work.library(), *(_form(work, t) for t in asked.tiles)]
-        return [_plan(work.graph, work.positions, form, options) for form in forms]
+        return [plan_of(work.graph, work.positions, form, options) for form in forms]
 
     return Problem(key, ("library", *(t.as_text() for t in asked.tiles)), plans)
 
@@ -240,7 +240,7 @@ def _describe(work: Work) -> str:
     return f"{name} {sizes}" + (f" and {followers} that follow" if followers else "")
 
 
-def _plan(
+def plan_of(
     graph: KernelGraph, positions: Collection[int], form: Form, options: InductorOptions
 ) -> Plan:
     """A form as a call of its own, from all that it reads to all that others need of it.
@@ -267,4 +267,4 @@ def _plan(
     return emit_plan(alone, plan_memory(alone), options, "candidate")
 
 
-__all__ = ["Choice", "Problem", "Tuner", "choose_products", "fastest"]
+__all__ = ["Choice", "Problem", "Tuner", "choose_products", "fastest", "plan_of"]

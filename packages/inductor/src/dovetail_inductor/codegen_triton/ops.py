@@ -98,6 +98,11 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "    far = tl.where(x < 0.0, -far, far)\n"
         "    return tl.where(a < 0.625, x + x * z * p, far)",
     ),
+    # The same where an absolute error counts, as in an exponent.
+    "dv_tanh_rough": (
+        (),
+        "def dv_tanh_rough(x):\n    return 1.0 - 2.0 / (tl.exp2(2.8853900818 * x) + 1.0)",
+    ),
     # float32 for results of 2 bytes: 1 - exp2(-|x| q(|x|)) with a polynomial q fitted to the
     # logarithm of erfc (1e-7 everywhere), and two terms of the series near 0, where that cancels.
     "dv_erf_narrow": (

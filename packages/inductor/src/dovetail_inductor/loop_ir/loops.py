@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from dovetail_runtime.plan import Plan, Size, SizeExpr
 
+from dovetail_inductor.loop_ir.attention import AttentionLoops
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
@@ -256,6 +257,8 @@ class ExternCall:
     # after the first argument, the first if that is true. `higher_order::while_loop`: the second,
     # for as long as the first gives what is true; of the arguments, one for each output is carried.
     branches: tuple[Plan, ...] = ()
+    # Instead of an operator, kernels of ours are launched, which write to memory of the plan's.
+    attention: AttentionLoops | None = None
 
     def tensors(self) -> list[Strided]:
         """The tensors among the arguments."""
@@ -288,7 +291,10 @@ class ExternCall:
             return repr(arg)
 
         args = [show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.kwargs]
-        return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(args)})"
+        text = f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(args)})"
+        if self.attention is not None:
+            text += "".join(f"\n    {line}" for line in self.attention.as_text().splitlines())
+        return text
 
 
 Node = LoopNest | ExternCall

@@ -37,6 +37,7 @@ from dovetail_inductor.lowering import (
     linear,
     pointwise,
 )
+from dovetail_inductor.lowering.attention import attention_call, is_attention
 from dovetail_inductor.lowering.conditionals import CompileBranch, control_flow
 from dovetail_inductor.lowering.externs import element, extern_call
 from dovetail_inductor.lowering.in_memory import (
@@ -182,6 +183,8 @@ def _call(
         return float_from_torch(val)
     if isinstance(val, torch.SymBool):
         raise UnsupportedGraph(f"{node.name}: the symbolic number {val}")
+    if is_attention(node):
+        return attention_call(ctx, node, args, kwargs)
     rule = RULES.get(rule_name(node))
     if rule is not None and _is_loop_like(ctx, node, args):
         for number in _numbers_from_cpu(ctx, node, args):
