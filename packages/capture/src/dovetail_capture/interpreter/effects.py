@@ -121,8 +121,8 @@ def _left(fields: DictValue, before: dict[str, Any]) -> set[Any]:
 
 
 def under_locks(rebuilder: Rebuilder) -> None:
-    """Take the locks that the frame took before the changes, and release them after."""
-    for lock in rebuilder.vm.session.locks:
+    """Take the locks that the frame took before the changes, in its order; release them after."""
+    for lock in reversed(rebuilder.vm.session.locks):
         rebuilder.effects = [r.UnderLock(rebuilder.recipe(lock), tuple(rebuilder.effects))]
 
 

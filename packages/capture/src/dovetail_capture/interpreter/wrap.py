@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import inspect
+import re
 import threading
 import types
 from collections.abc import Callable
@@ -61,7 +62,6 @@ from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
-_RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torch.device)
 
 
 Wrapper = Callable[[Session, Any, Source], Value]
@@ -190,10 +190,11 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
     to an object or a class."""
     receiver = real.__self__
     descriptor: Any = None
-    if isinstance(receiver, _RECEIVERS) and _is_passed(source):
-        descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
-    elif isinstance(receiver, type):
+    if isinstance(receiver, type):
         descriptor = inspect.getattr_static(receiver, real.__name__, None)
+    elif _is_passed(source) and not isinstance(receiver, types.ModuleType):
+        # (Likely bound anew by each call: its identity says nothing.)
+        descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
     if not isinstance(descriptor, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
         return _identity(session, real, source)
     sources = session.sources
@@ -503,6 +504,7 @@ _WRAPPERS: dict[type, Wrapper] = {
     types.MethodType: _method,
     types.FunctionType: _function,
     types.BuiltinMethodType: _builtin_method,
+    type(re.compile("").match): _builtin_method,  # a C method that is told the class it is of
     types.CellType: _cell,
     types.MappingProxyType: _mapping_proxy,
     **dict.fromkeys(iterators.READABLE, _iterator),
