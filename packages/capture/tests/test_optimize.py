@@ -632,3 +632,29 @@ def test_a_class_gets_instances_whose_calls_are_captured():
     instance.register_forward_hook(lambda module, args, out: out * 2)
     assert torch.equal(instance(x), instance.forward(x) * 2)
     assert "Scaled.forward" in Scaled.capture_context.log.as_text()
+
+
+def test_what_a_frame_without_a_graph_calls_is_not_captured_again():
+    def inner(key):
+        return len(key)
+
+    def outer(x):
+        return {name: inner(name) for name in ("a", "bb", "ccc")}, x
+
+    captured = dc.optimize(outer, Counting())
+    x = torch.ones(2)
+    for _ in range(3):
+        assert captured(x)[0] == {"a": 1, "bb": 2, "ccc": 3}
+    assert [event.kind for event in captured.capture_context.log.events] == ["no graph"]
+
+
+def test_what_runs_only_uncompiled_is_captured_where_it_runs():
+    def inner(x):
+        return x + 1
+
+    def outer(x):
+        return 3 if torch.compiler.is_compiling() else inner(x)
+
+    backend = Counting()
+    assert torch.equal(dc.optimize(outer, backend)(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(backend.graphs) == 1

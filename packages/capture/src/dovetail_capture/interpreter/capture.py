@@ -433,6 +433,7 @@ class _Attempt:
             shapes.env if shapes.env.hints else None,
             tuple(self.session.draws),
             checks,
+            self.session.asked_compiling and self.session.compiling,
         )
 
 
