@@ -27,11 +27,10 @@ def changes(rebuilder: Rebuilder) -> None:
         rebuilder.call_for_effect(call)
     for value in list(session.known.values()):
         if isinstance(value, ListValue) and value.mutated:
-            kind = value.cls.__name__
+            kind = value.cls.__name__ if value.read is None else "grown list"
             target = rebuilder.recipe(value)
-            rebuilder.effects.append(
-                r.ReplaceContents(target, kind, rebuilder.recipes(value.items))
-            )
+            items = value.items if value.read is None else value.appended
+            rebuilder.effects.append(r.ReplaceContents(target, kind, rebuilder.recipes(items)))
         elif isinstance(value, SetValue) and value.mutated:
             target = rebuilder.recipe(value)
             members = rebuilder.recipes(value.items.values())

@@ -9,6 +9,7 @@ import re
 import threading
 import types
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -262,9 +263,13 @@ def _tuple(session: Session, real: Any, source: Source) -> Value:
     known = _known(session, real, source) if real else None
     if known is not None:
         return known
-    item = session.sources.item
-    children = [Lazy(child, item(source, index)) for index, child in enumerate(real)]
+    children = _members(session, real, source)
     return _remember(session, real, TupleValue(children, type(real), source))
+
+
+def _members(session: Session, real: tuple[Any, ...], source: Source) -> list[Lazy]:
+    look, item = partial(wrap, session), session.sources.item
+    return [Lazy(m, item(source, n), look) for n, m in enumerate(tuple.__iter__(real))]
 
 
 def _list(session: Session, real: Any, source: Source) -> Value:
@@ -272,11 +277,16 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     if known is not None:
         return known
     _guard_type(session, real, source)
-    session.guard(c.LengthIs, source, len(real))
-    item = session.sources.item
-    children = [Lazy(child, item(source, index)) for index, child in enumerate(real)]
-    value = ListValue(children, type(real), source)
-    if type(real) is collections.deque:
+
+    def read() -> list[Any]:
+        session.guard(c.LengthIs, source, len(real))
+        item = session.sources.item
+        return [Lazy(child, item(source, index)) for index, child in enumerate(real)]
+
+    if type(real) is list:
+        value = ListValue((), list, source, read)
+    else:
+        value = ListValue(read(), type(real), source)
         value.maxlen = real.maxlen
         session.guard(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
     return _remember(session, real, value)
@@ -467,12 +477,12 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
     if base in (list, tuple, collections.deque):
         length = base.__len__(real)
         session.guard(c.LengthIs, source, length)
+        if base is tuple:
+            return TupleValue(_members(session, real, source), tuple, source)
         item = session.sources.item
         children = [
             Lazy(child, item(source, index)) for index, child in enumerate(base.__iter__(real))
         ]
-        if base is tuple:
-            return TupleValue(children, tuple, source)
         return ListValue(children, base, source)
     if base is dict:
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
