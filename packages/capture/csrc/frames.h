@@ -80,11 +80,23 @@ call_as_function(Entry *entry, PyObject *const *args, int n, PyFunctionObject *f
 }
 
 static PyObject *
+run_off(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context)
+{
+    Py_INCREF(context);
+    active = NULL;
+    PyObject *result = previous_eval(ts, frame, 0);
+    active = context;
+    Py_DECREF(context);
+    return result;
+}
+
+/* A frame that keeps its code has nothing to compile, and so has what it calls. */
+static PyObject *
 run_entry(PyThreadState *ts, _PyInterpreterFrame *frame, PyCodeObject *code, Entry *entry, int n)
 {
     PyCodeObject *new_code = entry->code;
     if (new_code == code) {
-        return previous_eval(ts, frame, 0);
+        return run_off(ts, frame, active);
     }
     PyObject **base = (PyObject **)frame;
     PyObject **new_top = base + FRAME_SIZE(new_code);
@@ -145,17 +157,6 @@ miss(Context *context, PyCodeObject *code, PyObject *func, PyObject *const *args
     }
     Py_DECREF(answer);
     return (Entry *)entry;
-}
-
-static PyObject *
-run_off(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context)
-{
-    Py_INCREF(context);
-    active = NULL;
-    PyObject *result = previous_eval(ts, frame, 0);
-    active = context;
-    Py_DECREF(context);
-    return result;
 }
 
 /* An un-started frame, or one that is none of our business, with `context` on. */

@@ -222,7 +222,7 @@ def uncaught(x):
     return fails(x)
 
 
-@construct(graphs=2, breaks=None)
+@construct(graphs=1, breaks=None)
 def uncaught_after_work(x):
     y = x * 2
     LOG["events"].append("before")

@@ -14,7 +14,9 @@ import collections
 import enum
 import functools
 import inspect
+import io
 import pickle
+import re
 import threading
 import types
 
@@ -23,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
-from dovetail_capture import optimize
+from dovetail_capture import optimize, recompiles
 from dovetail_capture.api import run_graph
 
 construct = Table()
@@ -510,6 +512,29 @@ def proxies_that_are_compared(x):
             made == made, made == {"k": x}, vars(Twice) == vars(Twice), vars(Twice) == one, x + 1)  # fmt: skip
 
 
+FIND = re.compile("a+").match
+
+
+@construct()
+def method_of_a_pattern_that_a_module_keeps(x):
+    return x * (2 if FIND("aab") and not FIND("b") else 3)
+
+
 @pytest.mark.parametrize("case", construct.cases, ids=construct.names)
 def test_construct(case: Case) -> None:
     run_case(case)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: re.compile("a").match, lambda: io.StringIO().write, lambda: threading.Lock().locked
+])  # fmt: skip
+def test_bound_methods_made_anew_are_one_version(make) -> None:
+    def program(x, method):
+        y = x + 1
+        print(method.__name__, end="")
+        return y * 2
+
+    optimized = optimize(program, run_graph)
+    for _ in range(4):
+        assert optimized(torch.ones(2), make()).sum() == 8
+    assert not [why for why in recompiles(optimized) if "another object" in why]

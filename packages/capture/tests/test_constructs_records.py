@@ -80,7 +80,7 @@ def dataclass_order(x):
     return a < b, max(a, b).x, sorted([b, a])[0].x
 
 
-@construct(graphs=2, make=lambda: (Config(2, x=torch.ones(2)),))
+@construct(make=lambda: (Config(2, x=torch.ones(2)),))
 def dataclass_argument(c):
     c.x = c.x * c.width
     c.names.append("seen")

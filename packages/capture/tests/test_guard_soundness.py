@@ -261,3 +261,33 @@ def test_functions_that_are_unwrapped():
         for ours, expected in zip(run(torch.ones(2)), program(torch.ones(2)), strict=True):
             assert torch.equal(ours, expected)
         wrapper.__wrapped__ = lambda t: t * 5
+
+
+Place = collections.namedtuple("Place", "name at")
+_KEYS = [
+    [("a", 0), ("b", 1), ("b", 2)],
+    [Place("a", 0), Place("b", 1), Place("a", 1)],
+    [(1, True), (2, True), (2, False)],
+    [("a", ("x", 1.5)), ("a", ("y", 1.5)), ("a", ("y", 2.5))],
+    [(torch.float32, None), (torch.float64, None), (torch.float64, int)],
+]
+
+
+@pytest.mark.parametrize("keys", _KEYS, ids=str)
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda t, table, key: t * (table[key] if len(key) == 2 and key in table else 9),
+        lambda t, table, key: t * (2 if key in table else 3),
+        lambda t, table, key: (t + 1, table.setdefault(key, 5), table.update({key: 7})),
+        lambda t, table, key: t + len({key, ("b", 1), (2, True)}),
+        lambda t, table, key: t * {("a", 0): 2, key: 3}[key],
+    ],
+    ids=["read", "contains", "written", "set", "made"],
+)
+def test_a_tuple_that_is_passed_as_a_key(program, keys):
+    compiled, t = optimize(program, run_graph), torch.ones(2)
+    for key in (*keys, *keys):
+        mine, theirs = ({k: float(n) for n, k in enumerate(keys[:2])} for _ in range(2))
+        assert str(compiled(t, mine, key)) == str(program(t, theirs, key))
+        assert mine == theirs

@@ -632,3 +632,80 @@ def test_a_class_gets_instances_whose_calls_are_captured():
     instance.register_forward_hook(lambda module, args, out: out * 2)
     assert torch.equal(instance(x), instance.forward(x) * 2)
     assert "Scaled.forward" in Scaled.capture_context.log.as_text()
+
+
+def test_what_a_frame_without_a_graph_calls_is_not_captured_again():
+    def inner(key):
+        return len(key)
+
+    def outer(x):
+        return {name: inner(name) for name in ("a", "bb", "ccc")}, x
+
+    captured = dc.optimize(outer, Counting())
+    x = torch.ones(2)
+    for _ in range(3):
+        assert captured(x)[0] == {"a": 1, "bb": 2, "ccc": 3}
+    assert [event.kind for event in captured.capture_context.log.events] == ["no graph"]
+
+
+def test_what_runs_only_uncompiled_is_captured_where_it_runs():
+    def inner(x):
+        return x + 1
+
+    def outer(x):
+        return 3 if torch.compiler.is_compiling() else inner(x)
+
+    backend = Counting()
+    assert torch.equal(dc.optimize(outer, backend)(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(backend.graphs) == 1
+
+
+def test_a_loop_with_a_break_that_fills_a_list_is_compiled_for_any_length():
+    def filled(xs):
+        out = []
+        for x in xs:
+            out.append(x * x.sum().item())
+        return out, [x * x.sum().item() for x in xs]
+
+    captured = dc.optimize(filled, Counting())
+    xs = [torch.full((2,), float(number)) for number in range(1, 20)]
+    for count in (19, 12):
+        found, expected = captured(xs[:count]), filled(xs[:count])
+        assert all(map(torch.equal, found[0] + found[1], expected[0] + expected[1]))
+        assert len(found[0]) == len(found[1]) == count
+    told = captured.capture_context.recompiles()
+    assert len(told) < 8 and not [why for why in told if "len(out)" in why]
+
+
+def test_a_list_that_grows_with_each_call_is_one_version():
+    history, watched = [], []
+
+    def step(x):
+        history.append(x + 1)
+        watched.append(x.sum())
+        return x * 2, len(watched)
+
+    captured = dc.optimize(step, Counting())
+    for number in range(1, 4):
+        x = torch.full((2,), float(number))
+        assert torch.equal(captured(x)[0], x * 2)
+        assert captured(x)[1] == len(watched) == len(history) == 2 * number
+        assert torch.equal(history[-1], x + 1) and watched[-1] == x.sum()
+    told = captured.capture_context.recompiles()
+    assert told and all("len(closure.watched)" in why for why in told)
+
+
+def test_a_list_that_was_appended_to_is_read_with_what_it_had():
+    def program(items, x):
+        items.append(x + 1)
+        first = items[0] * 2
+        items.append(first)
+        return len(items), items[-2], sum(items)
+
+    captured = dc.optimize(program, Counting(), fullgraph=True)
+    for length in (0, 1, 3, 1):
+        ones, same = ([torch.ones(2)] * length for _ in range(2))
+        ones, same = list(ones), list(same)
+        found, expected = captured(ones, torch.ones(2)), program(same, torch.ones(2))
+        assert found[0] == expected[0] and all(map(torch.equal, found[1:], expected[1:]))
+        assert len(ones) == len(same) and all(map(torch.equal, ones, same))

@@ -60,6 +60,18 @@ def test_a_source_that_is_not_there_fails_and_never_raises() -> None:
     assert not holder  # __missing__ did not run
 
 
+def test_a_tensor_where_a_container_was_is_not_asked_for_its_items() -> None:
+    asked = []
+
+    class Own(torch.Tensor):
+        def __getitem__(self, key: Any) -> Any:
+            asked.append(key)
+            return 1
+
+    assert evaluate(s.ItemSource(X, "a"), view(torch.ones(2).as_subclass(Own))) is MISSING
+    assert not asked
+
+
 def test_constants_compare_by_type_and_value() -> None:
     different = [1, True, 1.0, 0, False, 0.0, -0.0, None, "1", b"1", (1,), (True,), (1.0,), 1 + 0j]
     different += [frozenset({1}), frozenset({True}), slice(1), slice(True), torch.float32, "", ()]

@@ -76,7 +76,8 @@ class CapturedFrame:
     numbers, what they give is fetched by a `DrawSource`. `effects` are replayed in order after the
     graph has run, before `end`. `break_` is set when `end` is a graph break. `shape_env` holds the
     symbolic sizes (None if there are none); what is assumed of them is not among `guards`, see
-    `all_guards`. `checks` are read after the graph has run, before anything else.
+    `all_guards`. `checks` are read after the graph has run, before anything else. `told_compiling`:
+    the program asked whether it is compiled, and was told so.
     """
 
     code: CodeType
@@ -89,6 +90,7 @@ class CapturedFrame:
     shape_env: ShapeEnv | None = None
     draws: tuple[CallFunction, ...] = ()
     checks: ValueChecks | None = None
+    told_compiling: bool = False
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.

@@ -283,7 +283,9 @@ class CaptureContext:
         has_graph = frame.graph is not None
         text = ""
         if frame.break_ is None and self.keeps_code(frame):
-            new_code = code
+            # Run as it is, the hook lets alone what it calls, too: that was captured, and has
+            # nothing to compile, unless Python is told another thing than capture was.
+            new_code = code.replace() if frame.told_compiling else code
         else:
             compiled = self._run_backend(code, frame) if has_graph else None
             try:

@@ -231,6 +231,7 @@ def _raise(code: CodeType, line: int, found: list[Place], done: Any) -> None:
 
 REPLACERS = {
     "list": replace_list,
+    "grown list": list.extend,
     "dict": replace_dict,
     "OrderedDict": replace_dict,
     "defaultdict": replace_dict,

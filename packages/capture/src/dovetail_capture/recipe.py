@@ -147,8 +147,9 @@ class DelAttr(Effect):
 class ReplaceContents(Effect):
     """Give an existing list, dict, set or deque its final contents in place.
 
-    `kind` is its base type's name; for a dict `items` alternates key, value. Base-class methods
-    are used (`list.__setitem__`, `dict.update`), so that overrides do not run.
+    `kind` is its base type's name; for a dict `items` alternates key, value; to a "grown list" they
+    are appended. Base-class methods are used (`list.__setitem__`, `dict.update`), so that overrides
+    do not run.
     """
 
     target: Recipe

@@ -256,3 +256,85 @@ def test_a_lock_is_released_when_a_replayed_effect_raises() -> None:
     with pytest.warns(UserWarning, match="under the lock"):
         assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
     assert torch.equal(items["t"], torch.full((2,), 2.0)) and not lock.locked()
+
+
+def test_a_lock_that_is_taken_and_kept_is_kept() -> None:
+    lock, items = threading.Lock(), []
+
+    def program(t: torch.Tensor) -> torch.Tensor:
+        y = t + 1
+        lock.acquire()
+        items.append(1)
+        return y * 2
+
+    backend = programs.CountingBackend()
+    captured = optimize(program, backend)
+    assert torch.equal(captured(torch.ones(2)), torch.full((2,), 4.0))
+    assert lock.locked() and items == [1]
+    lock.release()
+    assert len(backend.graphs) == 2  # before the lock is taken, and behind
+
+
+def test_a_lock_of_two_behind_one_protocol() -> None:
+    class Both:
+        def __init__(self) -> None:
+            self.locks = [threading.RLock(), threading.RLock()]
+
+        def __enter__(self) -> None:
+            for lock in self.locks:
+                lock.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            for lock in self.locks[::-1]:
+                lock.release()
+
+    both = Both()
+
+    def program(t: torch.Tensor) -> torch.Tensor:
+        with both:
+            print(end="")
+            return t + 1
+
+    captured = optimize(program, programs.CountingBackend())
+    for _ in range(2):
+        assert torch.equal(captured(torch.ones(2)), torch.full((2,), 2.0))
+        assert not any(lock._is_owned() for lock in both.locks)  # type: ignore[attr-defined]
+
+
+def test_locks_are_taken_in_the_order_of_the_program() -> None:
+    outer, inner = threading.Lock(), threading.Lock()
+    seen: dict[str, Any] = {}
+
+    def program(t: torch.Tensor) -> torch.Tensor:
+        with outer, inner:
+            seen["t"] = t + 1
+        return t * 2
+
+    captured = optimize(program, programs.CountingBackend(), fullgraph=True)
+    captured(torch.ones(2))
+    seen.clear()
+    with outer:
+        thread = threading.Thread(target=captured, args=(torch.ones(2),))
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and not inner.locked() and not seen
+    thread.join()
+    assert torch.equal(seen["t"], torch.full((2,), 2.0))
+
+
+def test_locks_taken_one_after_another_are_not_held_together() -> None:
+    first, second = threading.Lock(), threading.Lock()
+    seen: dict[str, Any] = {}
+
+    def program(t: torch.Tensor) -> torch.Tensor:
+        with first:
+            seen["a"] = t + 1
+        with second:
+            seen["b"] = t + 2
+        return t * 2
+
+    backend = programs.CountingBackend()
+    captured = optimize(program, backend)
+    captured(torch.ones(2))
+    assert len(backend.graphs) > 1 and not first.locked() and not second.locked()
+    assert sum(float(value.sum()) for value in seen.values()) == 10.0

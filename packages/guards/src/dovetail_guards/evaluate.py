@@ -144,6 +144,8 @@ def _item(base: Any, key: Any) -> Any:
             return list.__getitem__(base, key)
         if isinstance(base, tuple):
             return tuple.__getitem__(base, key)
+        if isinstance(base, torch.Tensor):
+            return MISSING  # a container was in its place: its own items are read by no guard
         return base[key]
     except Exception:
         return MISSING

@@ -260,13 +260,12 @@ class _Attempt:
                 raise CannotRebuild(
                     "a block without torch functions", self.session.functions_off[0]
                 )
+            if self.session.open_locks:
+                raise CannotRebuild("a lock that is held", self.session.open_locks[0][1])
             rebuilder = Rebuilder(vm)
             if returned is not None:
                 end = FrameEnd(returns=rebuilder.recipe(returned))
             else:
-                started = self.stop_at > self.first_step
-                if self.session.open_locks and started:
-                    raise CannotRebuild("a lock that is held")
                 end = self._broken_end(rebuilder)
             effects.changes(rebuilder)
             iterator_recipes.replay_steps(rebuilder)
@@ -434,6 +433,7 @@ class _Attempt:
             shapes.env if shapes.env.hints else None,
             tuple(self.session.draws),
             checks,
+            self.session.asked_compiling and self.session.compiling,
         )
 
 

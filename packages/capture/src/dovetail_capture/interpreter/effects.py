@@ -27,11 +27,10 @@ def changes(rebuilder: Rebuilder) -> None:
         rebuilder.call_for_effect(call)
     for value in list(session.known.values()):
         if isinstance(value, ListValue) and value.mutated:
-            kind = value.cls.__name__
+            kind = value.cls.__name__ if value.read is None else "grown list"
             target = rebuilder.recipe(value)
-            rebuilder.effects.append(
-                r.ReplaceContents(target, kind, rebuilder.recipes(value.items))
-            )
+            items = value.items if value.read is None else value.appended
+            rebuilder.effects.append(r.ReplaceContents(target, kind, rebuilder.recipes(items)))
         elif isinstance(value, SetValue) and value.mutated:
             target = rebuilder.recipe(value)
             members = rebuilder.recipes(value.items.values())
@@ -121,8 +120,8 @@ def _left(fields: DictValue, before: dict[str, Any]) -> set[Any]:
 
 
 def under_locks(rebuilder: Rebuilder) -> None:
-    """Take the locks that the frame took before the changes, and release them after."""
-    for lock in rebuilder.vm.session.locks:
+    """Take the locks that the frame took before the changes, in its order; release them after."""
+    for lock in reversed(rebuilder.vm.session.locks):
         rebuilder.effects = [r.UnderLock(rebuilder.recipe(lock), tuple(rebuilder.effects))]
 
 

@@ -176,7 +176,7 @@ class Session:
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         self.error_blocks: list[tuple[Value, bool]] = []  # open ones of `error_on_graph_break`
         self.locks: list[Value] = []  # locks that were taken; effects are replayed under them
-        self.open_locks: list[Value] = []
+        self.open_locks: list[tuple[Value, int]] = []  # with the step that took them
         # ids of classes, and of parts of classes, made for this capture only -> the step they were
         # made in (see `library.local_classes`); `keep_alive` holds them
         self.stand_ins: dict[int, int] = {}

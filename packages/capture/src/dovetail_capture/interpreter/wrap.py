@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import enum
 import inspect
+import re
 import threading
 import types
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -61,7 +63,6 @@ from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
-_RECEIVERS = (torch.Tensor, list, dict, set, collections.deque, tuple, str, torch.device)
 
 
 Wrapper = Callable[[Session, Any, Source], Value]
@@ -190,10 +191,11 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
     to an object or a class."""
     receiver = real.__self__
     descriptor: Any = None
-    if isinstance(receiver, _RECEIVERS) and _is_passed(source):
-        descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
-    elif isinstance(receiver, type):
+    if isinstance(receiver, type):
         descriptor = inspect.getattr_static(receiver, real.__name__, None)
+    elif _is_passed(source) and not isinstance(receiver, types.ModuleType):
+        # (Likely bound anew by each call: its identity says nothing.)
+        descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
     if not isinstance(descriptor, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
         return _identity(session, real, source)
     sources = session.sources
@@ -261,9 +263,13 @@ def _tuple(session: Session, real: Any, source: Source) -> Value:
     known = _known(session, real, source) if real else None
     if known is not None:
         return known
-    item = session.sources.item
-    children = [Lazy(child, item(source, index)) for index, child in enumerate(real)]
+    children = _members(session, real, source)
     return _remember(session, real, TupleValue(children, type(real), source))
+
+
+def _members(session: Session, real: tuple[Any, ...], source: Source) -> list[Lazy]:
+    look, item = partial(wrap, session), session.sources.item
+    return [Lazy(m, item(source, n), look) for n, m in enumerate(tuple.__iter__(real))]
 
 
 def _list(session: Session, real: Any, source: Source) -> Value:
@@ -271,11 +277,16 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     if known is not None:
         return known
     _guard_type(session, real, source)
-    session.guard(c.LengthIs, source, len(real))
-    item = session.sources.item
-    children = [Lazy(child, item(source, index)) for index, child in enumerate(real)]
-    value = ListValue(children, type(real), source)
-    if type(real) is collections.deque:
+
+    def read() -> list[Any]:
+        session.guard(c.LengthIs, source, len(real))
+        item = session.sources.item
+        return [Lazy(child, item(source, index)) for index, child in enumerate(real)]
+
+    if type(real) is list:
+        value = ListValue((), list, source, read)
+    else:
+        value = ListValue(read(), type(real), source)
         value.maxlen = real.maxlen
         session.guard(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
     return _remember(session, real, value)
@@ -466,12 +477,12 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
     if base in (list, tuple, collections.deque):
         length = base.__len__(real)
         session.guard(c.LengthIs, source, length)
+        if base is tuple:
+            return TupleValue(_members(session, real, source), tuple, source)
         item = session.sources.item
         children = [
             Lazy(child, item(source, index)) for index, child in enumerate(base.__iter__(real))
         ]
-        if base is tuple:
-            return TupleValue(children, tuple, source)
         return ListValue(children, base, source)
     if base is dict:
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
@@ -503,6 +514,7 @@ _WRAPPERS: dict[type, Wrapper] = {
     types.MethodType: _method,
     types.FunctionType: _function,
     types.BuiltinMethodType: _builtin_method,
+    type(re.compile("").match): _builtin_method,  # a C method that is told the class it is of
     types.CellType: _cell,
     types.MappingProxyType: _mapping_proxy,
     **dict.fromkeys(iterators.READABLE, _iterator),

@@ -38,8 +38,7 @@ def _list(vm: Interpreter, value: Value) -> ListValue:
 
 def list_append(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _list(vm, args[0])
-    target.items.append(args[1])
-    target.mutated = True
+    target.append(args[1])
     if target.maxlen is not None and len(target.items) > target.maxlen:
         del target.items[0]
         target.left += 1

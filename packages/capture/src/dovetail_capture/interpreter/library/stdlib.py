@@ -180,11 +180,14 @@ def lock_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     lock = args[0]
     if lock.source is None or len(args) > 1 or kwargs:
         raise GraphBreakSignal("a lock made in the frame, or taken with a timeout")
-    if any(held is lock for held in vm.session.open_locks):
+    session = vm.session
+    if any(held is lock for held, _ in session.open_locks):
         raise GraphBreakSignal("a lock taken twice")
-    vm.session.open_locks.append(lock)
-    if not any(known is lock for known in vm.session.locks):
-        vm.session.locks.append(lock)
+    if not any(known is lock for known in session.locks):
+        if len(session.locks) > len(session.open_locks):
+            raise GraphBreakSignal("a lock taken after another was released")  # not within it
+        session.locks.append(lock)
+    session.open_locks.append((lock, vm.frames[0].steps))
     return boolean(True)
 
 
@@ -192,7 +195,7 @@ def lock_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`lock.__exit__(...)`."""
     lock = args[0]
     held = vm.session.open_locks
-    if not held or held[-1] is not lock:
+    if not held or held[-1][0] is not lock:
         raise GraphBreakSignal("a lock released that was not taken last")
     held.pop()
     return NONE

@@ -81,8 +81,7 @@ def build_string(frame: Frame, inst: Instruction) -> None:
 def list_append(frame: Frame, inst: Instruction) -> None:
     item = frame.stack.pop()
     target = frame.stack[-inst.arg]
-    target.items.append(item)
-    target.mutated = True  # behind a graph break, the list existed before
+    target.append(item)
 
 
 def set_add(frame: Frame, inst: Instruction) -> None:

@@ -144,7 +144,7 @@ def _is_plain(part: Value) -> bool:
 
 
 def _forced(item: Any) -> Value:
-    return Constant(item.real) if isinstance(item, Lazy) else item
+    return item.looked_at() if isinstance(item, Lazy) else item
 
 
 def _inner_function(vm: Interpreter, fn: ObjectValue) -> Value | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 from dovetail_guards.source import Source
@@ -58,13 +59,22 @@ class Constant(Value):
 
 
 class Lazy:
-    """A pre-existing child object that has not been looked at: no guard speaks of it yet."""
+    """A pre-existing child object that has not been looked at: no guard speaks of it yet.
 
-    __slots__ = ("real", "source")
+    `wrap` looks at it where no interpreter is at hand: at the members of a tuple that is a key."""
 
-    def __init__(self, real: Any, source: Source) -> None:
+    __slots__ = ("real", "source", "wrap")
+
+    def __init__(
+        self, real: Any, source: Source, wrap: Callable[[Any, Source], Value] | None = None
+    ) -> None:
         self.real = real
         self.source = source
+        self.wrap = wrap
+
+    def looked_at(self) -> Value:
+        """The value of it, with the guards that this needs."""
+        return Constant(self.real) if self.wrap is None else self.wrap(self.real, self.source)
 
 
 NONE = Constant(None)

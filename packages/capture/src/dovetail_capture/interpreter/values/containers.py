@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -41,25 +41,57 @@ class TupleValue(Value):
 
 class ListValue(Value):
     """A list, or a `collections.deque`. `mutated` means it differs from the pre-existing one.
-    `left` counts how often items left it, which iterators over a deque look at."""
+    `left` counts how often items left it, which iterators over a deque look at.
 
-    __slots__ = ("cls", "items", "left", "maxlen", "mutated")
+    `read` gives the items of a pre-existing list that nothing has looked at, with the guard that
+    this needs: a loop that only appends to a list does not depend on how long it is."""
+
+    __slots__ = ("_items", "cls", "left", "maxlen", "mutated", "read")
 
     def __init__(
-        self, items: Iterable[Value | Lazy], cls: type = list, source: Source | None = None
+        self,
+        items: Iterable[Value | Lazy] = (),
+        cls: type = list,
+        source: Source | None = None,
+        read: Callable[[], list[Any]] | None = None,
     ) -> None:
-        self.items: list[Any] = list(items)
+        self._items: list[Any] = list(items)
+        self.read = read
         self.cls = cls
         self.source = source
         self.mutated = False
         self.left = 0
         self.maxlen: int | None = None
 
+    @property
+    def items(self) -> list[Any]:
+        """All items, in a list that may be changed."""
+        if self.read is not None:
+            read, self.read = self.read, None
+            self._items[:0] = read()
+        return self._items
+
+    @items.setter
+    def items(self, items: list[Any]) -> None:
+        self.read = None
+        self._items = items
+
+    @property
+    def appended(self) -> list[Any]:
+        """What was appended to a list that nothing has looked at."""
+        assert self.read is not None
+        return self._items
+
+    def append(self, item: Value) -> None:
+        """Append without a look at the list."""
+        self._items.append(item)
+        self.mutated = True  # behind a graph break, the list existed before
+
     def python_type(self) -> type:
         return self.cls
 
     def __repr__(self) -> str:
-        return f"ListValue({self.items})"
+        return f"ListValue({self._items})"
 
 
 class SliceValue(Value):
@@ -112,8 +144,7 @@ def hash_key(value: Value) -> Any:
         return value.value
     if isinstance(value, TupleValue):
         return tuple(
-            hash_key(Constant(item.real) if isinstance(item, Lazy) else item)
-            for item in value.items
+            hash_key(item.looked_at() if isinstance(item, Lazy) else item) for item in value.items
         )
     if isinstance(value, SetValue) and value.cls is frozenset:
         if not any(map(_is_by_identity, value.items)):
