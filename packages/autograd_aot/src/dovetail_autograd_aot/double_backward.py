@@ -158,8 +158,13 @@ class DoubleBackward:
     def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         return [i for i in inputs if isinstance(i, Tensor)]
 
-    def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
+    def run(self, replay: Replay | None, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
+        if replay is None:  # (some ways may still be open, but not this one)
+            raise RuntimeError(
+                "Trying to backward through a compiled graph a second time, with create_graph=True:"
+                " specify retain_graph=True"
+            )
         self.check(replay, "backward with create_graph=True", self.mutated_matters)
         if all(t is None for t in tangents):
             return (None,) * len(replay.inputs)
