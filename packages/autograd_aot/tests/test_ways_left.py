@@ -222,6 +222,25 @@ def test_where_what_others_need_is_gone_theirs_are_never_computed():
     assert sum(log.plain_backwards.values()) == count - MAX_VARIANTS
 
 
+def test_no_gradient_is_computed_of_what_is_gone_though_it_was_before():
+    """Numbers of rows that nothing holds any more would be read."""
+    inputs = [torch.randn(4, 3, requires_grad=True) for _ in range(MAX_VARIANTS + 3)]
+    log, numbers = AotLog(), torch.tensor([3, 0, 3])
+
+    def function(numbers, *tensors):
+        return (sum(F.embedding(numbers + 0, t).exp() for t in tensors),)
+
+    run = aot_compile(
+        as_graph(function, len(inputs) + 1), [numbers, *inputs], forward_compiler=run_fx, log=log
+    )
+    order = range(len(inputs))
+    loss, expected = run(numbers, *inputs)[0].sum(), function(numbers, *inputs)[0].sum()
+    for retained in (True, False):
+        ours = answers(loss, inputs, order, retain_graph=retained)
+        same_answers(ours, answers(expected, inputs, order, retain_graph=retained))
+    assert sum(log.plain_backwards.values()) == len(inputs) - MAX_VARIANTS
+
+
 def test_what_only_closed_ways_need_is_let_go():
     saved = []
 

@@ -23,10 +23,11 @@ MAX_VARIANTS = 4
 
 @dataclass(frozen=True)
 class _Variant:
-    """A compiled backward, and which tangents it takes."""
+    """A compiled backward, which tangents it takes, and of which inputs it gives no gradients."""
 
     run: Compiled
     takes: tuple[bool, ...]
+    without: int
 
 
 class LazyBackward:
@@ -55,22 +56,24 @@ class LazyBackward:
         """The backward for calls that lack the tangents in the bit set `missing`, and need no
         gradients of the inputs in the bit set `unasked`; what those need may be `gone`."""
         found = self.variants.get((missing, unasked))
-        if found is None:
+        if found is None or (gone and found.without != unasked):
             found = self.variants[missing, unasked] = self._made(missing, unasked, gone)
         return found
 
     def _made(self, missing: int, unasked: int, gone: bool) -> _Variant:
-        gm, takes = self.graph(missing, unasked)
         late = bool(missing or unasked)
         alike = sum(bool(key[1]) == bool(unasked) for key in self.variants)
         reason = ""
         if late and alike >= self.limit:
+            if unasked and not gone:
+                return self.variant(missing)
             reason = f"more than {self.limit} sets of outputs had gradients"
-        elif late and self.symbolic and not _guards_are_made(gm):
+        gm, takes = self.graph(missing, unasked)
+        if not reason and late and self.symbolic and not _guards_are_made(gm):
             reason = "guards on symbolic sizes are still being made"
         if not reason:
             try:
-                return _Variant(self._compiled(gm), takes)
+                return _Variant(self._compiled(gm), takes, unasked)
             except FrozenError as error:
                 if not late:
                     raise
@@ -78,7 +81,7 @@ class LazyBackward:
         if unasked and not gone:
             return self.variant(missing)
         self.log.note_plain_backward(reason)
-        return _Variant(run_plainly(gm), takes)
+        return _Variant(run_plainly(gm), takes, unasked)
 
     def _compiled(self, gm: GraphModule) -> Compiled:
         with torch.no_grad():
