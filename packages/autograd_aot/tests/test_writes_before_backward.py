@@ -113,6 +113,18 @@ def test_what_eager_keeps_and_the_caller_gets_is_kept(first, last, table):
         assert "modified" in gradients(kind, run, "inner")
 
 
+@pytest.mark.parametrize("first", [lambda v: v + 1, lambda v: v * 2], ids=["sum", "twice"])
+def test_what_the_caller_gets_and_eager_does_not_keep_may_be_written_to(first):
+    def function(x, w):
+        h = first(x)
+        return h.exp() @ w, h
+
+    same(
+        gradients("first", compiled(function, "core"), "inner"),
+        gradients("first", function, "inner"),
+    )
+
+
 INDIFFERENT = {  # to the second input
     "a sum": lambda x, w: x.sin() + w, "a product of it": lambda x, w: x.exp() + w * 2,
     "a mean": lambda x, w: x * x - w.mean(0), "a part": lambda x, w: torch.cat([x.sin(), w[:1]]),

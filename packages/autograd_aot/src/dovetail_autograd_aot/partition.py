@@ -168,7 +168,8 @@ def _is_kept_by_eager(node: Node, roles: Roles) -> bool:
     """Whether a value of the forward is read by what eager computes in the backward."""
     if roles.tangent_bits[node] or ASKED_BY_BACKWARD in node.meta:
         return False
-    return any(roles.tangent_bits[user] or ASKED_BY_BACKWARD in user.meta for user in node.users)
+    readers = (user for user in node.users if user.op != "output")
+    return any(roles.tangent_bits[user] or ASKED_BY_BACKWARD in user.meta for user in readers)
 
 
 def _inputs_of(node: Node, roles: Roles) -> set[Node]:
