@@ -755,6 +755,27 @@ def test_backwards_of_outputs_that_are_apart(backend: str, dynamic: bool | None)
             torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_gradients_of_one_part_after_another(backend: str, dynamic: bool | None) -> None:
+    """Of one loss: eager frees what the way to the first part went through, and no more."""
+    ours, theirs = TwoHeads(False), TwoHeads(False)
+    call = dovetail.compile(ours, backend=backend, dynamic=dynamic)
+    for rows in (3, 5, 6):
+        found: list[list[Tensor]] = []
+        for model, run in ((ours, call), (theirs, theirs)):
+            torch.manual_seed(rows)
+            chances, value = run(torch.randn(rows, 4))
+            loss = chances[:, 0].sum() + value.sum()
+            parts = [list(part.parameters()) for part in (model.actor, model.critic)]
+            found.append([g for part in parts for g in torch.autograd.grad(loss, part)])
+            for part in parts:
+                with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                    torch.autograd.grad(loss, part)
+        for mine, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_backwards_of_outputs_with_a_shared_part_need_it_kept() -> None:
     for call in (TwoHeads(True), dovetail.compile(TwoHeads(True))):
         chances, value = call(torch.randn(3, 4))

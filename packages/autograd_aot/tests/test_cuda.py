@@ -134,3 +134,30 @@ def test_compiled_autograd_leaves_other_streams_to_the_engine():
         torch.cuda.synchronize()
         torch.testing.assert_close(x.grad, x.detach().cos())
     assert context.report.on_engine == {"the forward ran on another stream": 3}
+
+
+def test_gradients_of_one_input_after_another():
+    """The pass, and what it asks for, is that of the device's own thread."""
+
+    def fn(x, z):
+        return (x.sin() @ z.t().exp() + z.cos(),)
+
+    inputs = [leaf(5, 5) for _ in range(2)]
+    run = aot_compile(as_graph(fn, 2), inputs, forward_compiler=run_fx)
+    apart = aot_compile(
+        as_graph(lambda x, z: (x.sin() + z.cos(),), 2), inputs, forward_compiler=run_fx
+    )
+    for call, eager, closed in (
+        (run, fn, True),
+        (apart, lambda x, z: (x.sin() + z.cos(),), False),
+    ):
+        loss, expected = call(*inputs)[0].sum(), eager(*inputs)[0].sum()
+        for one in (loss, expected):
+            torch.autograd.grad(one, inputs[0])
+            if closed:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    torch.autograd.grad(one, inputs[1])
+        if not closed:
+            torch.testing.assert_close(
+                torch.autograd.grad(loss, inputs[1]), torch.autograd.grad(expected, inputs[1])
+            )

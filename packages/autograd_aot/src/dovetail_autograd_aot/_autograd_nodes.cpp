@@ -6,11 +6,13 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <string>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_set>
@@ -126,6 +128,38 @@ PyObject* release(PyObject*, PyObject* object) {
   END_HANDLE_TH_ERRORS
 }
 
+// Of a running node whose edges are those of the tensors among its inputs: the inputs whose
+// gradients the pass asks for, as a bit set; -1 if it asks for all.
+PyObject* asked_inputs(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* object;
+  PyObject* is_tensor;  // bytes, for each input
+  if (!PyArg_ParseTuple(args, "OS", &object, &is_tensor)) {
+    return nullptr;
+  }
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) {
+    return PyLong_FromLong(-1);
+  }
+  const NodePointer held = pointer_to(object);
+  const auto& edges = held.get()->next_edges();
+  const std::string_view tensors(PyBytes_AS_STRING(is_tensor), PyBytes_GET_SIZE(is_tensor));
+  std::string bits((tensors.size() + 7) / 8, '\0');
+  size_t edge = 0;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i]) {
+      const auto at = info->find(edges.at(edge++).function.get());
+      if (at != info->end() && at->second.should_execute()) {
+        bits[i / 8] |= static_cast<char>(1 << i % 8);
+      }
+    }
+  }
+  THPObjectPtr packed(PyBytes_FromStringAndSize(bits.data(), static_cast<Py_ssize_t>(bits.size())));
+  auto* number = reinterpret_cast<PyObject*>(&PyLong_Type);
+  return packed ? PyObject_CallMethod(number, "from_bytes", "Os", packed.get(), "little") : nullptr;
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* stream(PyObject*, PyObject* object) {
   HANDLE_TH_ERRORS
   const NodePointer held = pointer_to(object);
@@ -186,6 +220,8 @@ PyMethodDef methods[] = {
     {"hooks", hooks, METH_O, "The hooks of a node: a list of (kind, position, dictionary)."},
     {"hooked_below", hooked_below, METH_O, "Of nodes, and those below them, the ones with hooks."},
     {"release", release, METH_O, "Let a node go of what it saved."},
+    {"asked_inputs", asked_inputs, METH_VARARGS,
+     "(running node, for each input whether it is a tensor): those that the pass asks for."},
     {"stream", stream, METH_O, "(device, stream) that a node runs on; None on the CPU."},
     {"written_view", written_view, METH_O,
      "(node, sizes, strides, offset of the base, and of the view) of a write to a view."},

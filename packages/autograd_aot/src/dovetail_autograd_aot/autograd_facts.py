@@ -55,10 +55,7 @@ def one_of_several(tensor: FakeTensor) -> bool:
 
 
 def saves_nothing(node: Any) -> bool:
-    """Whether a node of autograd's graph has nothing to save for its backward; None stands for the
-    sums of gradients, of which there is no node."""
-    if node is None:
-        return True
+    """Whether a node of autograd's graph has nothing to save for its backward."""
     kind: Any = type(node)
     return not issubclass(kind, BackwardCFunction) and _kind_saves_nothing(kind)
 

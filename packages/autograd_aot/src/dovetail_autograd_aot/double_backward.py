@@ -10,7 +10,7 @@ and autograd differentiates that run: slower, counted in the log with the reason
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -105,13 +105,18 @@ class DoubleBackward:
         self.moved = any(step.op not in CHANGES_OF_SHAPE for r in reshaped for step in r.steps)
         count = self.signature.num_forward_outputs
         everything: Any = joint.gm.graph.output_node().args[0]
-        self.mutated_matters = _depends_on_written(joint, everything[count:])
+        matter = _inputs_of(joint, everything[count:])
+        self.mutated_matters = not self.mutated.isdisjoint(matter)
+        # The inputs whose values the gradients depend on; not known where they read storages.
+        self.matter = None if joint.storages else matter
         # What an output from which no input gets a gradient gives others is told by no gradient.
         known = functools.reduce(int.__or__, joint.reached, 0)
         differentiable = self.signature.differentiable
         outputs = [everything[i] for i in differentiable]
         all_known = known == (1 << len(differentiable)) - 1
-        self.values_matter = not all_known and _depends_on_written(joint, outputs)
+        self.values_matter = not all_known and not self.mutated.isdisjoint(
+            _inputs_of(joint, outputs)
+        )
         needed = enumerate(joint.signature.primals_require_grad)
         self.wanted = [i for i, is_needed in needed if is_needed]
 
@@ -158,9 +163,14 @@ class DoubleBackward:
     def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         return [i for i in inputs if isinstance(i, Tensor)]
 
-    def run(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
+    def run(self, replay: Replay | None, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
-        self.check(replay, "backward with create_graph=True", self.mutated_matters)
+        if replay is None:  # (some ways may still be open, but not this one)
+            raise RuntimeError(
+                "Trying to backward through a compiled graph a second time, with create_graph=True:"
+                " specify retain_graph=True"
+            )
+        self.check(replay, "backward with create_graph=True", self.mutated_matters, self.matter)
         if all(t is None for t in tangents):
             return (None,) * len(replay.inputs)
         replay = self.whole(replay)
@@ -184,9 +194,15 @@ class DoubleBackward:
                   for i, v in enumerate(replay.inputs)]  # fmt: skip
         return replace(replay, inputs=tuple(inputs))
 
-    def check(self, replay: Replay, what: str, needs_overwritten: bool) -> None:
+    def check(
+        self,
+        replay: Replay,
+        what: str,
+        needs_overwritten: bool,
+        matter: Container[int] | None = None,
+    ) -> None:
         """Raise an error if the captured graph cannot be run again for `what`, such as a backward
-        with `create_graph`: it may need what was overwritten."""
+        with `create_graph`: it may need what was overwritten, of the inputs that `matter`."""
         if any(map(draws_in_backward, self.joint.gm.graph.nodes)):
             raise RuntimeError(
                 f"{what} through a compiled graph that draws random numbers in its backward"
@@ -207,7 +223,9 @@ class DoubleBackward:
             )
         tensors = [(i, v) for i, v in enumerate(replay.inputs) if isinstance(v, Tensor)]
         for (i, value), version in zip(tensors, replay.versions, strict=True):
-            if version is not None and i not in self.mutated and value._version != version:
+            if version is None or i in self.mutated or (matter is not None and i not in matter):
+                continue
+            if value._version != version:
                 raise RuntimeError(
                     f"input {i} of a compiled graph was modified in place (version "
                     f"{value._version}, expected {version}) before {what}"
@@ -401,23 +419,17 @@ def _devices(node: Node) -> list[torch.device]:
     return [v.device for v in values if isinstance(v, Tensor)]
 
 
-def _depends_on_written(joint: JointGraph, values: Sequence[Any]) -> bool:
-    """Whether some values depend on the old contents of an input that is written to."""
-    placeholders = [n for n in joint.gm.graph.nodes if n.op == "placeholder"]
-    mutated = {placeholders[m.index] for m in joint.signature.mutated}
-    if not mutated:
-        return False
+def _inputs_of(joint: JointGraph, values: Sequence[Any]) -> set[int]:
+    """The inputs that some values depend on the contents of."""
+    placeholders = {n: i for i, n in enumerate(joint.gm.graph.find_nodes(op="placeholder"))}
     stack = [value for value in values if isinstance(value, Node)]
     seen: set[Node] = set()
     while stack:
         node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node in mutated:
-            return True
-        stack.extend(_read(node))
-    return False
+        if node not in seen:
+            seen.add(node)
+            stack.extend(_read(node))
+    return {placeholders[node] for node in seen if node in placeholders}
 
 
 def _read(node: Node) -> list[Node]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 from torch import Tensor
 from torch.autograd import grad_mode
+
+from dovetail_autograd_aot.autograd_facts import saves_nothing
 
 
 def run_engine(
@@ -28,32 +32,71 @@ def run_engine(
     return found
 
 
-def reached_roots(leaves: Sequence[Any], roots: Sequence[Tensor]) -> tuple[int, ...]:
-    """For each leaf, which roots autograd has a way from to it, as a bit set."""
+@dataclass(frozen=True)
+class Ways:
+    """Autograd's ways from roots to leaves.
+
+    `reached` tells for each leaf which roots lead to it, as a bit set. `freed` tells what a
+    backward frees: of nodes that save something, the roots that lead to one, and the leaves that it
+    leads to, as bit sets. A pass that comes to such a node closes all the ways through it. (Of sets
+    that lie within others there is no need.)
+    """
+
+    reached: tuple[int, ...]
+    freed: tuple[tuple[int, int], ...]
+
+
+def ways_between(roots: Sequence[Tensor], leaves: Sequence[Any]) -> Ways:
+    """The ways of autograd's graph; None among the leaves stands for one that has no gradient."""
+    nodes = _nodes_below(roots)
     index_of = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
-    below: dict[Any, int] = {}  # the leaves below a node of autograd, as bits
-    for root in roots:
-        stack = [root.grad_fn]
-        while stack:
-            node = stack[-1]
-            next_nodes = [n for n, _ in node.next_functions if n is not None]  # type: ignore[union-attr]
-            missing = [n for n in next_nodes if n not in below]
-            if node not in below and missing:
-                below[node] = 0  # (seen; made whole when what is below it is known)
-                stack += missing
-                continue
-            stack.pop()
-            bits = 0
-            if type(node).__name__ == "AccumulateGrad":
-                index = index_of.get(id(node.variable))  # type: ignore[union-attr]
-                bits = 0 if index is None else 1 << index
-            for n in next_nodes:
-                bits |= below[n]
-            below[node] = bits
-    masks = [below[root.grad_fn] for root in roots]
-    return tuple(
-        sum(1 << r for r, mask in enumerate(masks) if mask >> i & 1) for i in range(len(leaves))
-    )
+    below: dict[Any, int] = {}  # the leaves that a node leads to
+    above: dict[Any, int] = dict.fromkeys(nodes, 0)  # the roots that lead to it
+    reached = [0] * len(leaves)
+    for node, following in nodes.items():
+        index = index_of.get(id(node.variable)) if _accumulates(node) else None
+        own = 0 if index is None else 1 << index
+        below[node] = functools.reduce(int.__or__, (below[n] for n in following), own)
+    for number, root in enumerate(roots):
+        above[root.grad_fn] |= 1 << number
+    for node, following in reversed(nodes.items()):
+        for n in following:
+            above[n] |= above[node]
+        if _accumulates(node):
+            index = index_of.get(id(node.variable))
+            if index is not None:
+                reached[index] = above[node]
+    saving = (n for n in nodes if below[n] and not _accumulates(n) and not saves_nothing(n))
+    freed = {(above[node], below[node]) for node in saving}
+    return Ways(tuple(reached), _largest(freed))
+
+
+def _nodes_below(roots: Sequence[Tensor]) -> dict[Any, list[Any]]:
+    """The nodes of autograd's graph with those that each leads to, which come before it."""
+    following: dict[Any, list[Any]] = {}
+    found: dict[Any, list[Any]] = {}
+    stack: list[Any] = [root.grad_fn for root in roots]
+    while stack:
+        node = stack[-1]
+        if node in following:
+            found.setdefault(stack.pop(), following[node])
+            continue
+        following[node] = [n for n, _ in node.next_functions if n is not None]
+        stack += [n for n in following[node] if n not in following]
+    return found
+
+
+def _accumulates(node: Any) -> bool:
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def _largest(pairs: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Of pairs of sets, those that lie within no other one."""
+    largest: list[tuple[int, int]] = []
+    for one, other in sorted(pairs, key=lambda pair: sum(map(int.bit_count, pair)), reverse=True):
+        if all(one & ~a or other & ~b for a, b in largest):
+            largest.append((one, other))
+    return tuple(largest)
 
 
 @contextmanager

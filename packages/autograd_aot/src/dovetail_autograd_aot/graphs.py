@@ -235,7 +235,9 @@ class JointGraph:
     the places of outputs in autograd's graph, where there are several. `paths` tell for each primal
     whether autograd has a way to it from an output, be there a gradient or none. The graph holds
     for inputs `moved` only if a write gives them no other places in autograd's graph than those it
-    knows (see `written_views.py`).
+    knows (see `written_views.py`). `freed` tells what a backward frees in eager: of autograd's
+    nodes that save something, the tangents that lead to one, and the primals that it leads to, as
+    bit sets.
     """
 
     gm: GraphModule
@@ -244,6 +246,7 @@ class JointGraph:
     storages: tuple[SharedStorage, ...] = ()
     reached: tuple[int, ...] = ()
     carriers: int = 0
+    freed: tuple[tuple[int, int], ...] = ()
     apart: tuple[tuple[int, int], ...] = ()
     additive: bool = True
     user_code: bool = False
@@ -304,11 +307,6 @@ value, a gradient, to be there at all."""
 
 ASKED_BY_BACKWARD = "asked_by_backward"
 """Metadata of a node that the backward computes in eager, be it that the forward does, too."""
-
-
-SAVES_NOTHING = "saves_nothing"
-"""Metadata of a node of the backward: whether autograd's node that it is of saves no tensors, and
-so can run again after it is freed."""
 
 
 def hold(root: torch.nn.Module, name: str, value: Any) -> None:

@@ -178,6 +178,7 @@ class JointTrace:
         self.backward_error: str | None = None
         self.additive = True
         self.reached: tuple[int, ...] = ()
+        self.freed: tuple[tuple[int, int], ...] = ()
         self.paths: tuple[bool, ...] = ()
         self.versions: dict[int, int] = {}  # of the primals, before the graph runs
         self.counter_of: dict[int, int] = {}  # of the primals: the first that has the same counter
@@ -448,6 +449,7 @@ class JointTrace:
             constants_lifted=tuple(self.lifted.values()),
             storages=tuple(self.storages),
             reached=self.reached,
+            freed=self.freed,
             carriers=self.carriers,
             apart=tuple(self.apart),
             additive=self.additive,

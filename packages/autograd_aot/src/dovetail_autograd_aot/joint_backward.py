@@ -15,7 +15,7 @@ from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.fx import Node
 
-from dovetail_autograd_aot.engine import ERRORS_OF_BACKWARDS, reached_roots, run_engine
+from dovetail_autograd_aot.engine import ERRORS_OF_BACKWARDS, run_engine, ways_between
 from dovetail_autograd_aot.outputs import Classified, storage_order_strides
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, wrap
 
@@ -37,7 +37,8 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
         return none
     tangents = [_tangent(trace, number, root) for number, root in enumerate(result.roots)]
     wanted = [leaf for leaf in leaves if leaf is not None]
-    trace.reached = reached_roots(leaves, result.roots)
+    ways = ways_between(result.roots, leaves)
+    trace.reached, trace.freed = ways.reached, ways.freed
     trace.paths = tuple(map(bool, trace.reached))
     for root in result.roots:  # (an input that was written to may be nobody's result)
         trace.derivatives.visit(root.grad_fn)
@@ -132,6 +133,11 @@ def _gradient_nodes(trace: JointTrace, pieces: Sequence[Sequence[Node]]) -> list
             trace.leaves.append(None)
             nodes.append(piece)
             reached.append(trace.reached[position])
+            own = 1 << len(nodes) - 1
+            trace.freed = tuple(
+                (above, below | own if below >> position & 1 else below)
+                for above, below in trace.freed
+            )
     trace.reached = tuple(reached)
     return nodes
 

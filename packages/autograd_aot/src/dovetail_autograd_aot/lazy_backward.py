@@ -23,18 +23,22 @@ MAX_VARIANTS = 4
 
 @dataclass(frozen=True)
 class _Variant:
-    """A compiled backward, and which tangents it takes."""
+    """A compiled backward, which tangents it takes, and of which inputs it gives no gradients."""
 
     run: Compiled
     takes: tuple[bool, ...]
+    without: int
 
 
 class LazyBackward:
     """Compiles the backward when it is first needed; once for each set of tangents that a call
-    lacks, `limit` at most. Others run operator by operator: with zeros for what it lacks, a call
-    of another backward would give NaN where a derivative that it does not need is infinite, and
-    run user's code that eager would not call. So do those of symbolic sizes that could not be
-    compiled without assuming more of these than the guards say.
+    lacks, and of inputs whose gradients nobody asks for, `limit` of either kind at most.
+
+    Where a tangent is missing, others run operator by operator: with zeros for what it lacks, a
+    call of another backward would give NaN where a derivative that it does not need is infinite,
+    and run user's code that eager would not call. So do those of symbolic sizes that could not be
+    compiled without assuming more of these than the guards say. Gradients that nobody asks for are
+    computed there all the same, if they can be.
     """
 
     def __init__(
@@ -46,48 +50,56 @@ class LazyBackward:
         self.limit = limit
         self.symbolic = symbolic
         self.count = len(parts.signature.differentiable)
-        self.variants: dict[int, _Variant] = {}
+        self.variants: dict[tuple[int, int], _Variant] = {}
 
-    def variant(self, missing: int) -> _Variant:
-        """The backward for calls that lack the tangents in the bit set `missing`."""
-        found = self.variants.get(missing)
-        if found is not None:
-            return found
-        gm, takes = self.graph(missing)
+    def variant(self, missing: int, unasked: int = 0, *, gone: bool = False) -> _Variant:
+        """The backward for calls that lack the tangents in the bit set `missing`, and need no
+        gradients of the inputs in the bit set `unasked`; what those need may be `gone`."""
+        found = self.variants.get((missing, unasked))
+        if found is None or (gone and found.without != unasked):
+            found = self.variants[missing, unasked] = self._made(missing, unasked, gone)
+        return found
+
+    def _made(self, missing: int, unasked: int, gone: bool) -> _Variant:
+        late = bool(missing or unasked)
+        alike = sum(bool(key[1]) == bool(unasked) for key in self.variants)
         reason = ""
-        if missing and len(self.variants) >= self.limit:
+        if late and alike >= self.limit:
+            if unasked and not gone:
+                return self.variant(missing)
             reason = f"more than {self.limit} sets of outputs had gradients"
-        elif missing and self.symbolic and not _guards_are_made(gm):
+        gm, takes = self.graph(missing, unasked)
+        if not reason and late and self.symbolic and not _guards_are_made(gm):
             reason = "guards on symbolic sizes are still being made"
-        run = self._plain(gm, reason) if reason else self._compiled(gm, bool(missing))
-        made = _Variant(run, takes)
-        self.variants[missing] = made
-        return made
-
-    def _compiled(self, gm: GraphModule, late: bool) -> Compiled:
-        try:
-            with torch.no_grad():
-                return for_custom_operators(self.compiler(gm, example_values(gm)), gm)
-        except FrozenError as error:
-            if not late:
-                raise
-            return self._plain(gm, f"outputs had no gradient, and {error}")
-
-    def _plain(self, gm: GraphModule, reason: str) -> Compiled:
+        if not reason:
+            try:
+                return _Variant(self._compiled(gm), takes, unasked)
+            except FrozenError as error:
+                if not late:
+                    raise
+                reason = f"outputs had no gradient, and {error}"
+        if unasked and not gone:
+            return self.variant(missing)
         self.log.note_plain_backward(reason)
-        return run_plainly(gm)
+        return _Variant(run_plainly(gm), takes, unasked)
 
-    def graph(self, missing: int) -> tuple[GraphModule, tuple[bool, ...]]:
+    def _compiled(self, gm: GraphModule) -> Compiled:
+        with torch.no_grad():
+            return for_custom_operators(self.compiler(gm, example_values(gm)), gm)
+
+    def graph(self, missing: int, unasked: int = 0) -> tuple[GraphModule, tuple[bool, ...]]:
         """The backward's graph without what the tangents in the bit set `missing` are needed for,
-        and which tangents it takes."""
+        and which tangents it takes; and without the gradients of the inputs `unasked`."""
         gm = self.parts.backward
         assert gm is not None
-        if not missing:
+        if not missing and not unasked:
             return gm, (True,) * self.count
         saved = len(self.parts.saved)
         tangents = frozenset(saved + i for i in range(self.count) if missing >> i & 1)
         masks = self.parts.gradient_tangents
-        unreached = frozenset(i for i, mask in enumerate(masks) if not mask & ~missing)
+        unreached = frozenset(
+            i for i, mask in enumerate(masks) if not mask & ~missing or unasked >> i & 1
+        )
         graph, kept = backward_without(gm, saved, tangents, unreached, ~missing)
         return graph, tuple(kept[saved:])
 

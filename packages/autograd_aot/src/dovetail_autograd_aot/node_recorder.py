@@ -17,9 +17,8 @@ from dovetail_prims.fake_tensor import FakeTensor, propagate
 from dovetail_prims.size_nodes import SizeNodes
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.autograd_facts import saves_nothing
 from dovetail_autograd_aot.copies import copies_input
-from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD, SAVES_NOTHING
+from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import is_contiguous, merge_key, same_metadata, values, values_of
 
@@ -168,7 +167,6 @@ class NodeRecorder:
             node.meta["checkpoint"] = self.checkpoint
         if self.in_backward:
             node.meta["in_backward"] = node.meta[ASKED_BY_BACKWARD] = True
-            node.meta[SAVES_NOTHING] = saves_nothing(torch._C._current_autograd_node())
         return node
 
     def call(self, target: Any, args: tuple[Any, ...], value: Any) -> Node:

@@ -20,7 +20,12 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dovetail_autograd_aot.cut_graphs import backward_graph, forward_graph
-from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph, SavedAlias
+from dovetail_autograd_aot.graphs import (
+    ASKED_BY_BACKWARD,
+    JointGraph,
+    PartitionedGraph,
+    SavedAlias,
+)
 from dovetail_autograd_aot.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.outputs import is_view_node, view_root
 from dovetail_autograd_aot.recompute import may_run_twice, work_for_a_byte
@@ -36,6 +41,9 @@ RETURNED_DISCOUNT = 8
 # A rate or a count is written to between steps, where eager has kept what it computed from it: a
 # number among the inputs is no cheaper to save than some numbers that are computed from it.
 NUMBER_COST = 64
+# An input is almost free; even more so is what the caller gets, if eager keeps that instead.
+INPUT_COST = 2
+KEPT_COST = 1
 
 
 def default_partition(joint: JointGraph) -> PartitionedGraph:
@@ -125,10 +133,11 @@ def _min_cut(roles: Roles, costly: frozenset[Node] = frozenset()) -> set[Node]:
     stack: list[Node] = []
     for node in roles.used():
         network.add_edge(vertex(node) + 1, sink, INFINITE)
+    kept = _kept_by_callers(roles)
     while stack:
         node = stack.pop()
         at = entry[node]
-        network.add_edge(at, at + 1, _save_cost(node, roles))
+        network.add_edge(at, at + 1, KEPT_COST if node in kept else _save_cost(node, roles))
         if node.op == "get_attr":
             continue  # a constant: both graphs hold it
         if node.op == "placeholder" or not (roles.may_recompute(node) or node in costly):
@@ -141,13 +150,48 @@ def _min_cut(roles: Roles, costly: frozenset[Node] = frozenset()) -> set[Node]:
     return {node for node, at in entry.items() if reaches[at + 1] and not reaches[at]}
 
 
+def _kept_by_callers(roles: Roles) -> set[Node]:
+    """What eager keeps for its backward and the forward returns, where inputs that eager does not
+    keep could stand for it. They are as large; but eager lets a caller write to them."""
+    kept = {view_root(n) for n in roles.nodes if _is_kept_by_eager(n, roles)}
+    found: set[Node] = set()
+    for node in kept & roles.given:
+        if node.op != "placeholder" and roles.may_recompute(node):
+            inputs = [n for n in _inputs_of(node, roles) if n not in kept]
+            size = sum(value_bytes(n.meta["val"]) for n in inputs)
+            if inputs and value_bytes(node.meta["val"]) <= size:
+                found.add(node)
+    return found
+
+
+def _is_kept_by_eager(node: Node, roles: Roles) -> bool:
+    """Whether a value of the forward is read by what eager computes in the backward."""
+    if roles.tangent_bits[node] or ASKED_BY_BACKWARD in node.meta:
+        return False
+    readers = (user for user in node.users if user.op != "output")
+    return any(roles.tangent_bits[user] or ASKED_BY_BACKWARD in user.meta for user in readers)
+
+
+def _inputs_of(node: Node, roles: Roles) -> set[Node]:
+    """The inputs that a value is computed from by what may run twice."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        if one not in seen:
+            seen.add(one)
+            if roles.may_recompute(one):
+                stack += one.all_input_nodes
+    return {one for one in seen if one.op == "placeholder" and one not in roles.mutated}
+
+
 def _save_cost(node: Node, roles: Roles) -> int:
     value = node.meta.get("val")
     if node.op == "placeholder" and node not in roles.mutated:
         # Almost free; but a size alone is better than the input it is read from.
         if node in roles.numbers:
             return NUMBER_COST
-        return 1 if isinstance(value, Tensor) else 0
+        return INPUT_COST if isinstance(value, Tensor) else 0
     if isinstance(value, (torch.SymInt, torch.SymFloat, int, float)):
         # Arithmetic on sizes is done again from the sizes themselves.
         return 0 if isinstance(node.target, OpOverload) else INFINITE

@@ -70,6 +70,8 @@ class Roles:
             for o in self.forward_outputs
             if isinstance(o, Node)
         }
+        fresh = self.forward_outputs[: signature.num_fresh]
+        self.given = {view_root(o) for o in fresh if isinstance(o, Node)}  # to the caller
         # Which tangents each node depends on, as bits; 0 for the nodes of the forward.
         self.tangent_bits: dict[Node, int] = {t: 1 << i for i, t in enumerate(self.tangents)}
         for node in self.nodes:

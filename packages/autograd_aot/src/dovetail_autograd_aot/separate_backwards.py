@@ -1,39 +1,33 @@
-"""Outputs of one graph that have nothing to do with one another but its inputs.
+"""Backwards of one graph that have nothing to do with one another.
 
-In eager, the backward of one output frees what the nodes on its way saved, and those of others
-can run later: `actor, critic = model(x); actor_loss.backward(); critic_loss.backward()`. A compiled
-graph is one node, which a backward frees. So what the other outputs' backwards need stays on its
-context, until they have run.
+In eager, a backward frees what the nodes on its way saved, and others can run later:
+`actor, critic = model(x); actor_loss.backward(); critic_loss.backward()`, or
+`torch.autograd.grad(loss, x)`, and then `torch.autograd.grad(loss, z)`. A compiled graph is one
+node, which a backward frees. So what other ways from outputs to inputs need stays on its context,
+until a backward closed them, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.fx import Graph, Node
 
-from dovetail_autograd_aot.graphs import GIVEN_WITH, SAVES_NOTHING, PartitionedGraph
+from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.lazy_backward import LazyBackward
+from dovetail_autograd_aot.values import example_values
 
-aten = torch.ops.aten
-
-# A shared part of the forward whose backward is made of these, or of what autograd's nodes are told
-# to do that save nothing, saved nothing: eager's nodes of it can run several times.
-_WITHOUT_SAVED = frozenset(
-    {aten.add, aten.neg, aten.sum, aten.view, aten.permute, aten.expand, aten.squeeze}
-    | {aten.unsqueeze, aten.clone, aten._to_copy}
-)
+# For each tangent, inputs that there is a way to, as a bit set.
+Ways = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Rest:
-    """After a backward: the tangents whose own can still run, and the saved values for it."""
+    """After a backward: the ways that are still open, and the saved values for these."""
 
-    left: int
+    open: Ways
     values: list[Any]
     versions: list[int]
 
@@ -49,109 +43,136 @@ class _Rest:
         return self.values
 
 
-class SeparateBackwards:
-    """Which backwards of one graph can run after one another, without `retain_graph`. Where it is
-    not `additive`, what the user's own backwards make of tangents depends on all that come with
-    them."""
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """A backward from the tangents `present` to the inputs `asked` for, both bit sets. It `leads`
+    to some of these, and to others that are `unasked`."""
 
-    def __init__(self, parts: PartitionedGraph, lazy: LazyBackward, additive: bool) -> None:
+    present: int
+    asked: int
+    leads: bool
+    unasked: int
+    leaves: dict[Ways, Ways] = field(default_factory=dict)  # ways open before: those open after it
+
+
+class SeparateBackwards:
+    """Which backwards of one graph can run after one another, without `retain_graph`."""
+
+    def __init__(self, joint: JointGraph, parts: PartitionedGraph, lazy: LazyBackward) -> None:
+        assert parts.backward is not None
         self.parts = parts
         self.lazy = lazy
+        self.freed = joint.freed
         self.all = (1 << lazy.count) - 1
-        self.additive = additive
-        self.possible = lazy.count > 1
-        self.groups: tuple[tuple[int, ...], int] | None = None
-        self.needed: dict[int, frozenset[int]] = {}
+        masks = [(1 << i, mask) for i, mask in enumerate(parts.gradient_tangents)]
+        self.ways: Ways = tuple(
+            _union([bit for bit, mask in masks if mask >> t & 1]) for t in range(lazy.count)
+        )
+        saved = example_values(parts.backward)[: len(parts.saved)]
+        self.fixed = all(type(s) is int for v in saved for s in getattr(v, "_sizes", (v,)))
+        self.passages: dict[tuple[int, int], Passage] = {}
+        self.whole = Passage(self.all, -1, True, 0)
+        self.needed: dict[Ways, frozenset[int]] = {}
+        self.closed = _Rest((0,) * lazy.count, [], [])
+        self.without_values = {self.closed.open: self.closed}
 
-    def keep(self, ctx: Any, values: Sequence[Any], present: int) -> bool:
-        """A backward that frees the graph runs for the tangents `present`: put aside what others
-        need. False if there are no others."""
-        rest: _Rest | None = getattr(ctx, "rest", None)
-        left = self.all if rest is None else rest.left
-        if self.possible and present != left:
-            groups, again = self._groups()
-            again &= left
-            for group in groups:
-                left &= ~group if group & present else -1
-            left |= again
-        else:
-            left = 0
-        if not left:
-            ctx.rest = None
+    def passage(self, missing: int, asked: int) -> Passage:
+        """The backward without the tangents `missing`, to the inputs `asked` for: -1 for all."""
+        if asked == -1 and not missing:
+            return self.whole
+        found = self.passages.get((missing, asked))
+        if found is None:
+            present = self.all & ~missing
+            reached = self._reached(present)
+            leads = bool(present if asked == -1 else reached & asked)
+            found = Passage(present, asked, leads, reached & ~asked)
+            self.passages[missing, asked] = found
+        return found
+
+    def keep(self, ctx: Any, values: Sequence[Any], passage: Passage) -> bool:
+        """A backward that frees the graph runs: put aside what others need. False if they need
+        nothing."""
+        ways = self._after(ctx, passage)
+        blank = self.without_values.get(ways)
+        if blank is not None:
+            ctx.rest = blank
             return False
-        needed = self._needed(left)
+        needed = self._needed(ways)
         kept = [
             _without_memory(value) if isinstance(value, Tensor) and i not in needed else value
             for i, value in enumerate(values)
         ]
-        ctx.rest = _Rest(left, kept, [_version(value) for value in kept])
-        return True
+        ctx.rest = _Rest(ways, kept, [_version(value) for value in kept])
+        if not needed and self.fixed:
+            self.without_values[ways] = ctx.rest
+        return bool(needed)
 
-    def load(self, ctx: Any, present: int) -> Sequence[Any] | None:
-        """What an earlier backward put aside for the tangents `present`, if it did."""
+    def leaves_some(self, ctx: Any, passage: Passage) -> bool:
+        """Whether any way is open after a backward."""
+        return any(self._after(ctx, passage))
+
+    def load(self, ctx: Any, passage: Passage) -> Sequence[Any] | None:
+        """What an earlier backward put aside for this one, if it did. Nothing reads the values that
+        only closed ways need: they are not those."""
         rest: _Rest | None = getattr(ctx, "rest", None)
-        if rest is None or present & ~rest.left:
+        if rest is None:
+            return None
+        present, asked = passage.present, passage.asked
+        ways = zip(self.ways, rest.open, strict=True)
+        if any(present >> t & 1 and way & asked & ~left for t, (way, left) in enumerate(ways)):
             return None
         return rest.checked()
 
     def rest(self, ctx: Any) -> tuple[Any, ...] | None:
-        """What is left after earlier backwards, if there were some: which tangents, and values."""
+        """What is left after earlier backwards, if there were some and something is: which ways,
+        and values."""
         rest: _Rest | None = getattr(ctx, "rest", None)
-        return None if rest is None else (f"left: {rest.left}", *rest.checked())
+        if rest is None or rest is self.closed:
+            return None
+        return (f"open: {rest.open}", *rest.checked())
 
-    def _groups(self) -> tuple[tuple[int, ...], int]:
-        if self.groups is None:
-            self.groups = _groups(self.parts, self.lazy.count, not self.additive)
-        return self.groups
+    def began(self, ctx: Any) -> bool:
+        """Whether some ways are closed."""
+        return getattr(ctx, "rest", None) is not None
 
-    def _needed(self, left: int) -> frozenset[int]:
-        """The saved values that the backward for the tangents `left` reads."""
-        found = self.needed.get(left)
+    def is_open(self, ctx: Any) -> bool:
+        """Whether some ways are open."""
+        return getattr(ctx, "rest", None) is not self.closed
+
+    def _reached(self, present: int) -> int:
+        """The inputs that backwards from these tangents lead to."""
+        return _union([way for t, way in enumerate(self.ways) if present >> t & 1])
+
+    def _after(self, ctx: Any, passage: Passage) -> Ways:
+        """The ways that are open after a backward."""
+        rest: _Rest | None = getattr(ctx, "rest", None)
+        before = self.ways if rest is None else rest.open
+        ways = passage.leaves.get(before)
+        if ways is None:
+            ways = passage.leaves[before] = self._left(before, passage)
+        return ways
+
+    def _left(self, ways: Ways, passage: Passage) -> Ways:
+        """Of open ways, those that a backward leaves open."""
+        present, asked = passage.present, passage.asked
+        freed = [(above, below) for above, below in self.freed if above & present and below & asked]
+        return tuple(
+            way & ~_union([below for above, below in freed if above >> t & 1])
+            for t, way in enumerate(ways)
+        )
+
+    def _needed(self, ways: Ways) -> frozenset[int]:
+        """The saved values that backwards on these ways read."""
+        found = self.needed.get(ways)
         if found is None:
-            graph, _ = self.lazy.graph(self.all & ~left)
+            tangents = _union([1 << t for t, inputs in enumerate(ways) if inputs])
+            unasked = self._reached(tangents) & ~_union(ways)
+            graph, _ = self.lazy.graph(self.all & ~tangents, unasked)
             placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
             saved = placeholders[: len(self.parts.saved)]
             found = frozenset(i for i, node in enumerate(saved) if node.users)
-            self.needed[left] = found
+            self.needed[ways] = found
         return found
-
-
-def _groups(
-    parts: PartitionedGraph, count: int, meet_in_user_code: bool
-) -> tuple[tuple[int, ...], int]:
-    """The tangents as bit sets of those that meet on the way to the gradients, and those that come
-    again and again, as nothing was saved on their way; all that a node of the user's is reached by
-    may be said to meet there."""
-    assert parts.backward is not None
-    graph = parts.backward.graph
-    tangents = [node for node in graph.nodes if node.op == "placeholder"][len(parts.saved) :]
-    bits = {node: 1 << i for i, node in enumerate(tangents)}
-    ends = _ends(graph)
-    groups = [1 << i for i in range(count)]
-    for node in graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        bits[node] = mine = _union([bits.get(arg, 0) for arg in node.all_input_nodes])
-        if meet_in_user_code and GIVEN_WITH in node.meta:
-            mine |= node.meta[GIVEN_WITH]
-        elif node in ends:
-            mine = 0
-        if mine:
-            met = _union([group for group in groups if group & mine])
-            groups = [group for group in groups if not group & mine] + ([met] if met else [])
-    again = (all(u.op == "output" or u in ends for u in tangent.users) for tangent in tangents)
-    return tuple(groups), sum(1 << i for i, may in enumerate(again) if may)
-
-
-def _ends(graph: Graph) -> set[Node]:
-    """Nodes after which only sums and layouts are left."""
-    found: set[Node] = set()
-    for node in reversed(graph.nodes):
-        plain = getattr(node.target, "overloadpacket", None) in _WITHOUT_SAVED
-        if plain or node.meta.get(SAVES_NOTHING):
-            if all(user.op == "output" or user in found for user in node.users):
-                found.add(node)
-    return found
 
 
 def _union(sets: Sequence[int]) -> int:

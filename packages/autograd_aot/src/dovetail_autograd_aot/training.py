@@ -30,7 +30,8 @@ from dovetail_autograd_aot.graph_calls import (
 from dovetail_autograd_aot.graphs import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.input_gates import InputGates, input_gates, maybe_gated
 from dovetail_autograd_aot.lazy_backward import LazyBackward
-from dovetail_autograd_aot.separate_backwards import SeparateBackwards
+from dovetail_autograd_aot.native import nodes_module
+from dovetail_autograd_aot.separate_backwards import Passage, SeparateBackwards
 from dovetail_autograd_aot.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
@@ -114,7 +115,7 @@ def _make_run(
     signature = parts.signature
     extend = extension(joint)
     epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
-    separate = SeparateBackwards(parts, lazy, joint.additive)
+    separate = SeparateBackwards(joint, parts, lazy)
     by_way = ByWay(double, joint.points) if joint.points else None
     function = make_autograd_function(
         parts,
@@ -210,7 +211,8 @@ def make_autograd_function(
     constant_outputs = [i for i in range(count) if i not in differentiable]
     aliases = [(a.output, a.saved, _geometry(parts.forward, a.output)) for a in parts.saved_aliases]
     tangents = Tangents(parts)
-    tensors = [isinstance(v, Tensor) for v in example_values(parts.forward)]
+    tensors = bytes(isinstance(v, Tensor) for v in example_values(parts.forward))
+    asked_inputs = nodes_module().asked_inputs
     masks = parts.gradient_tangents
     all_tangents = (1 << len(differentiable)) - 1
     no_autocast = torch._C._is_any_autocast_enabled()
@@ -222,9 +224,13 @@ def make_autograd_function(
         present = all_tangents & ~missing
         return tuple(r if mask & present else None for r, mask in zip(results, masks, strict=True))
 
-    def load(ctx: Any, missing: int) -> Sequence[Any]:
-        values = separate.load(ctx, all_tangents & ~missing)
+    def load(ctx: Any, passage: Passage) -> Sequence[Any]:
+        values = separate.load(ctx, passage)
         return saved.load(ctx) if values is None else values
+
+    def asked_of(ctx: Any) -> int:
+        """The inputs whose gradients the pass that runs asks for, as a bit set; -1 for all."""
+        return -1 if gates is not None else asked_inputs(ctx, tensors)
 
     def compiled_backward(
         ctx: Any, gradients: Sequence[Any], frees: bool = True
@@ -232,9 +238,13 @@ def make_autograd_function(
         frees = frees and not graph_is_kept()
         found = [gradients[i] for i in differentiable]
         missing = _missing(found)
-        if missing == all_tangents:  # (what is freed may be asked, too: eager has no such edge)
+        passage = separate.passage(missing, asked_of(ctx))
+        if not passage.leads:
+            # Eager's engine does not come here. (It may be freed. If not, it stays so.)
+            if frees and separate.is_open(ctx):
+                separate.keep(ctx, load(ctx, passage), passage)
             return (None,) * len(masks)
-        values = load(ctx, missing)
+        values = load(ctx, passage)
         if late:
             late.check(ctx.late)
         if torch.is_grad_enabled():
@@ -242,16 +252,16 @@ def make_autograd_function(
         if any(map(is_batched, found)):
             results = CompiledFunction.inlined_backward(ctx, *gradients)
             if frees:
-                CompiledFunction.put_aside(ctx, missing)
+                CompiledFunction.put_aside(ctx, missing, passage.asked)
             return results
-        chosen = lazy.variant(missing)
+        chosen = lazy.variant(missing, passage.unasked, gone=separate.began(ctx))
         shapes = ctx.shapes if tangents.kept else {}
         arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
         replay = ctx.replay if _checks_for_nan() else None
         if frees:
             # As eager does node by node: `arguments` holds the saved tensors from here on.
-            if not separate.keep(ctx, values, all_tangents & ~missing):
-                ctx.replay = ctx.late = None
+            if not separate.keep(ctx, values, passage):
+                ctx.replay, ctx.late = None, []
             ctx.maybe_clear_saved_tensors()
         del values
         with torch._C._DisableAutocast():
@@ -350,12 +360,13 @@ def make_autograd_function(
             Saved tensors stay."""
             found = [gradients[i] for i in differentiable]
             missing = _missing(found)
-            if missing == all_tangents:
+            passage = separate.passage(missing, asked_of(ctx))
+            if not passage.leads:
                 return (None,) * len(masks)
-            values = load(ctx, missing)
+            values = load(ctx, passage)
             if late:
                 late.check(ctx.late)
-            graph, takes = lazy.graph(missing)
+            graph, takes = lazy.graph(missing, passage.unasked)
             shapes = ctx.shapes if tangents.kept else {}
             with below_autograd(), torch._C._DisableAutocast():
                 arguments = [*values, *tangents.prepare(found, values, takes, shapes)]
@@ -369,17 +380,24 @@ def make_autograd_function(
             return _missing([gradients[i] for i in differentiable])
 
         @staticmethod
-        def put_aside(ctx: Any, missing: int) -> None:
-            """Before a backward without the gradients `missing`, which ran elsewhere, frees the
-            graph: keep what others need."""
-            if separate.possible and missing != all_tangents:
-                separate.keep(ctx, load(ctx, missing), all_tangents & ~missing)
+        def asked(ctx: Any) -> int:
+            """The inputs whose gradients the pass that runs asks for, as a bit set."""
+            return asked_of(ctx)
+
+        @staticmethod
+        def put_aside(ctx: Any, missing: int, asked: int) -> None:
+            """Before a backward without the gradients `missing`, to the inputs `asked` for, which
+            ran elsewhere, frees the graph: keep what others need."""
+            if separate.is_open(ctx):
+                passage = separate.passage(missing, asked)
+                values = load(ctx, passage) if separate.leaves_some(ctx, passage) else ()
+                separate.keep(ctx, values, passage)
 
         @staticmethod
         def read_by_backward(ctx: Any) -> tuple[Any, ...]:
             """All that the backward depends on but gradients. Raises an error if it is freed, or
             has changed since."""
-            if late and ctx.late is not None:
+            if late:
                 late.check(ctx.late)
             rest = separate.rest(ctx)
             return ("all", *saved.load(ctx)) if rest is None else rest

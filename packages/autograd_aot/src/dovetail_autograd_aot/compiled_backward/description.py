@@ -120,7 +120,8 @@ class Description:
     slots: list[Slot] = field(default_factory=list)
     calls: list[Callable[..., Any]] = field(default_factory=list)
     inlined: list[Any] = field(default_factory=list)  # contexts of compiled functions
-    lacking: list[int] = field(default_factory=list)  # the gradients that these got None for
+    # The gradients that these got None for, and the inputs that they were asked for.
+    passed: list[tuple[int, int]] = field(default_factory=list)
     nodes: list[Any] = field(default_factory=list)  # those that are executed
 
 
@@ -344,7 +345,7 @@ class _Describer:
             self._check_unhooked(node._raw_saved_tensors)
         self.structure.append(function)
         self.found.inlined.append(node)
-        self.found.lacking.append(0)
+        self.found.passed.append((0, -1))
         self._value(read)
 
     # --- hooks ------------------------------------------------------------------------------------

@@ -235,8 +235,8 @@ class PassCache:
 
 def _release(described: Description, program: Program) -> None:
     """Let the nodes go of what they saved, as the engine does node by node."""
-    for node, missing in zip(described.inlined, program.lacking, strict=True):
-        node._forward_cls.put_aside(node, missing)
+    for node, passed in zip(described.inlined, program.passed, strict=True):
+        node._forward_cls.put_aside(node, *passed)
     release = nodes_module().release
     for node in described.nodes:
         release(node)

@@ -38,15 +38,15 @@ class LeafStep:
 class Program:
     """`graph` takes the description's tensors and gives what `returned` and `leaves` point to.
 
-    `returned` are the gradients that the engine returns, as graph outputs or None; `lacking` which
-    gradients the compiled functions of the forward did not get.
+    `returned` are the gradients that the engine returns, as graph outputs or None; `passed` which
+    gradients each compiled function of the forward did not get, and for which inputs it was asked.
     """
 
     graph: Graph
     returned: tuple[int | None, ...] | None
     leaves: tuple[LeafStep, ...]
     opaque: dict[int, OpaqueCall]
-    lacking: tuple[int, ...]
+    passed: tuple[tuple[int, int], ...]
 
     def module(self) -> GraphModule:
         """The graph, callable."""

@@ -105,10 +105,10 @@ def _inlining(described: Description, place: int, node: Any) -> Callable[..., An
     def run(*gradients: Any) -> Any:
         function = node._forward_cls
         result = function.inlined_backward(node, *gradients)
-        missing = described.lacking[place] = function.lacks(gradients)
+        passed = described.passed[place] = (function.lacks(gradients), function.asked(node))
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             with _disable_current_modes():
-                function.put_aside(node, missing)
+                function.put_aside(node, *passed)
         return function.leave_to_gates(node, result)
 
     return run
@@ -294,8 +294,8 @@ class _Recorder(DispatchMode):
         drop_unused(self.graph, [*kept, *outputs])
         self.graph.output(tuple(outputs))
         steps = tuple(step for step, _ in values)
-        lacking = tuple(self.described.lacking)
-        return Program(self.graph, returned, steps, self.opaque, lacking)
+        passed = tuple(self.described.passed)
+        return Program(self.graph, returned, steps, self.opaque, passed)
 
     def _leaf(self, number: int, outputs: list[Node]) -> tuple[LeafStep, Node | None]:
         """How a leaf's gradient comes about, and the node that says when."""
