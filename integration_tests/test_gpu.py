@@ -212,6 +212,23 @@ def test_recurrent_cells_are_part_of_the_graph(kind: str, dtype: str) -> None:
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_recurrent_layers_are_part_of_the_graph(kind: str, dtype: torch.dtype) -> None:
+    """In inference; the library's call of known sizes looks at where the weights lie."""
+    torch.manual_seed(0)
+    layers = getattr(torch.nn, kind)(16, 32, 2, batch_first=True, bidirectional=True).eval()
+    layers = layers.to("cuda", dtype)
+    compiled = dovetail.compile(lambda x: layers(x * 2), fullgraph=True)
+    with torch.no_grad():
+        for length in (5, 7):
+            x = torch.randn(3, length, 16, device="cuda", dtype=dtype)
+            (y, state), (expected, last) = compiled(x), layers(x * 2)
+            assert y.stride() == expected.stride()
+            torch.testing.assert_close(y, expected, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(state, last, rtol=1e-2, atol=1e-2)
+
+
 def test_a_saved_tensor_makes_room_for_its_gradient() -> None:
     """Where a kernel reads it for the last time, that writes as much: both never lie in memory."""
     x = torch.randn(4096, 64, device="cuda", requires_grad=True)

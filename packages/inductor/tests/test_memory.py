@@ -146,7 +146,7 @@ def test_a_kernel_writes_over_what_dies_in_it() -> None:
     plan = compile_graph(trace_aten(convolutions, x, *weights))
     assert x.nbytes >= LARGE_BYTES
     allocated = [s for s in plan.steps if isinstance(s, Allocate)]
-    assert written_over(plan) == 2 and len(allocated) == 1  # the last result leaves the call
+    assert written_over(plan) == 3 and not allocated  # the last result leaves the call
     got = load(plan).run(x, *weights)[0]
     torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
 
@@ -188,7 +188,7 @@ def test_triton_kernels_write_over_what_dies_in_them() -> None:
     gm = trace_aten(convolutions, x, *weights)
     plan = compile_graph(gm, options=InductorOptions(triton=True))
     launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
-    assert sum(len(set(s.args)) < len(s.args) for s in launches) == 2
+    assert sum(len(set(s.args)) < len(s.args) for s in launches) == 3
     (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, *weights)
     torch.testing.assert_close(got, convolutions(x, *weights), rtol=1e-4, atol=1e-4)
 
@@ -303,6 +303,15 @@ def test_on_a_gpu_a_softmax_writes_over_the_scores() -> None:
     memory = plan_memory(graph)
     assert len(memory.written_over) == 1
     assert set(memory.slab_bytes.values()) == {512 * 1024 * 4}
+
+
+def test_on_a_gpu_a_result_that_leaves_the_call_is_written_over_what_dies() -> None:
+    graph = on_gpu(
+        lambda x, w: torch.softmax(x @ w, -1), torch.randn(512, 1024), torch.randn(1024, 1024)
+    )
+    memory = plan_memory(graph)
+    ((result, scores),) = memory.written_over.items()
+    assert not memory.slabs and memory.last[scores] == memory.last[result] == len(graph.steps)
 
 
 def test_what_is_read_elsewhere_too_is_not_written_over() -> None:

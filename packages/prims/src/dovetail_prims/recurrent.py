@@ -1,4 +1,5 @@
-"""Recurrent layers of symbolic sizes: one operator for all steps, by PyTorch's own kernels.
+"""Recurrent layers as one operator for all steps, by PyTorch's own kernels: of symbolic sizes, and
+of any where a GPU computes them without gradients.
 
 `torch.lstm`, `gru`, `rnn_tanh` and `rnn_relu` are made of an operation or more for each step, of
 sizes in numbers: their graph is for one length, and for one batch. Where a size is symbolic, they
@@ -138,8 +139,14 @@ def _no_double_backward(ctx: Any, *grads: Any) -> Any:
     )
 
 
+def _has_gradient(*values: Any) -> bool:
+    return torch.is_grad_enabled() and any(value.requires_grad for value in values)
+
+
 def _form(kind: str) -> Callable[..., Any]:
-    """`torch.lstm` and its like of padded sequences with symbolic sizes."""
+    """`torch.lstm` and its like of padded sequences with symbolic sizes. On a GPU, where they are
+    one call of the library that asks where the weights lie, also with known ones; not in training,
+    as this operator computes a forward again in its backward."""
 
     def form(x: Any, state: Any, params: Any, *options: Any) -> Any:
         # (A packed sequence has its batch sizes second, and no `batch_first`.)
@@ -147,7 +154,8 @@ def _form(kind: str) -> Callable[..., Any]:
             return NotImplemented
         biases, count, dropout, train, bidirectional, batch_first = options
         parts = list(state) if kind == "lstm" else [state]
-        if all(type(n) is int for value in (x, *parts) for n in value.shape):
+        known = all(type(n) is int for value in (x, *parts) for n in value.shape)
+        if known and (x.device.type != "cuda" or _has_gradient(x, *parts, *params)):
             return NotImplemented
         if torch.is_autocast_enabled(x.device.type):  # its casts are those of PyTorch's own parts
             return NotImplemented

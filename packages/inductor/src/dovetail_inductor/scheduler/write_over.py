@@ -66,8 +66,8 @@ def _needed_by(nest: LoopNest, kernel: FusedKernel) -> list[LoopNest]:
 
 
 def write_over(lives: Lifetimes) -> dict[str, str]:
-    """Buffers written over others -> the ones whose memory they take, which live on as long and
-    leave the slabs, as they do.
+    """Buffers written over others -> the ones whose memory they take, which live on as long, and
+    leave the slabs as they do if they leave the call.
 
     Otherwise both are in memory while such a kernel runs. On a CPU of large buffers only: there
     library calls take their results from another allocator than kernels do, so that memory which a
@@ -76,7 +76,7 @@ def write_over(lives: Lifetimes) -> dict[str, str]:
     graph, last = lives.graph, lives.last
     on_gpu = lives.at_least(REUSED_BYTES, "cuda")
     large = on_gpu | lives.at_least(LARGE_BYTES, "cpu")
-    usable = {n for n in large if last[n] < len(graph.steps) and not graph.buffers[n].is_symbolic}
+    usable = {n for n in large if not graph.buffers[n].is_symbolic}
     for step in graph.steps:
         makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in MAKES_NEW
         if isinstance(step, ExternCall) and not step.out_variant and not makes_new:
@@ -89,6 +89,8 @@ def write_over(lives: Lifetimes) -> dict[str, str]:
             root = roots[name] = roots.get(source, source)
             last[root] = last[name]
             lives.outside.add(name)
+            if last[name] == len(graph.steps):  # what leaves the call has memory of its own
+                lives.outside.add(root)
     return roots
 
 
