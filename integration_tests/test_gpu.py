@@ -212,7 +212,10 @@ def test_recurrent_cells_are_part_of_the_graph(kind: str, dtype: str) -> None:
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < bound
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.library_products)],
+)
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
 def test_recurrent_layers_are_part_of_the_graph(kind: str, dtype: torch.dtype) -> None:
     """In inference; the library's call of known sizes looks at where the weights lie."""
