@@ -199,3 +199,20 @@ def test_tensors_of_symbolic_numbers() -> None:
             assert symbolic_form(torch.tensor, [data], {"requires_grad": True}) is NotImplemented
         assert symbolic_form(torch.tensor, [[[n], [1, 2]]], {}) is NotImplemented  # which refuses
     assert not list(env.specialized())
+
+
+def test_cells_on_a_gpu_are_written_out() -> None:
+    """Where PyTorch calls fused kernels, of known sizes, too; not with what it refuses."""
+    gpu = torch.device("cuda", 0)
+    x, h, of_input, of_hidden = (
+        make((n, m), (m, 1), torch.float32, gpu) for n, m in ((3, 4), (3, 5), (15, 4), (15, 5))
+    )
+    bias = make((15,), (1,), torch.float32, gpu)
+    weights = x, h, of_input, of_hidden
+    with FakeMode():
+        for biases in ((), (bias, bias)):
+            assert symbolic_form(torch.gru_cell, (*weights, *biases), {}).shape == (3, 5)
+        for biases in ((bias,), (bias, bias, bias)):
+            assert symbolic_form(torch.gru_cell, (*weights, *biases), {}) is NotImplemented
+    known = [torch.randn(tuple(t.shape)) for t in weights]
+    assert symbolic_form(torch.gru_cell, known, {}) is NotImplemented

@@ -198,8 +198,7 @@ def _cell(
 
     def form(x: Any, state: Any, *params: Any, **kwargs: Any) -> Any:
         states = tuple(state) if isinstance(state, (list, tuple)) else (state,)
-        params = (*params, None, None)[:4]  # (without biases)
-        if kwargs or len(params) != 4 or any(v.dim() != 2 for v in (x, *states)):
+        if kwargs or len(params) not in (2, 4) or any(v.dim() != 2 for v in (x, *states)):
             return NotImplemented
         known = all(type(n) is int for value in (x, *states) for n in value.shape)
         if known and x.device.type != "cuda":
@@ -210,7 +209,7 @@ def _cell(
             dtype = torch.get_autocast_dtype("cuda")  # what it casts whole cells to
             x, *rest = (_cast(value, dtype) for value in (x, *states, *params))
             states, params = tuple(rest[: len(states)]), tuple(rest[len(states) :])
-        hidden, (of_input, of_hidden, *biases) = states[0], params
+        hidden, (of_input, of_hidden, *biases) = states[0], (*params, None, None)[:4]
         if any(x.shape[0] != value.shape[0] for value in states):
             raise RuntimeError(
                 f"Input batch size {x.shape[0]} doesn't match hidden0 batch size {hidden.shape[0]}"
