@@ -30,6 +30,17 @@ def run_fx(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]
     return gm
 
 
+class Recorder:
+    """A compiler that keeps the graphs it was given."""
+
+    def __init__(self) -> None:
+        self.graphs: list[GraphModule] = []
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs.append(gm)
+        return run_fx(gm, example_inputs)
+
+
 def tensors(values: Sequence[Any]) -> list[Tensor]:
     return [v for v in values if isinstance(v, Tensor)]
 

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from aot_testing import TABLES, as_graph, clone_inputs, run_fx
+from aot_testing import TABLES, Recorder, as_graph, clone_inputs, run_fx
 from dovetail_autograd_aot import aot_compile, min_cut_partition, tangents, trace_joint
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS
 
@@ -22,17 +22,6 @@ def inputs():
     torch.manual_seed(0)
     sizes = [(4, 3), (3, 5), (5, 7)]
     return [torch.randn(s, requires_grad=i > 0) for i, s in enumerate(sizes)]
-
-
-class Recorder:
-    """A compiler that keeps the graphs it was given."""
-
-    def __init__(self):
-        self.graphs = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return run_fx(gm, example_inputs)
 
 
 @pytest.mark.parametrize("table", ["aten", "core"])

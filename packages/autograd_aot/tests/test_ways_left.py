@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from aot_testing import TABLES, as_graph, run_fx, same_answers
+from aot_testing import TABLES, Recorder, as_graph, run_fx, same_answers
 from dovetail_autograd_aot import AotLog, aot_compile, compiled_autograd
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS
 
@@ -160,17 +160,6 @@ def test_random_backwards_after_one_another(seed):
                 found[-1].append(str(error)[:40])
                 break  # (eager may have freed some of it before)
     same_answers(*found)
-
-
-class Recorder:
-    """A compiler that keeps the graphs it was given."""
-
-    def __init__(self):
-        self.graphs = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return run_fx(gm, example_inputs)
 
 
 def products(gm):
