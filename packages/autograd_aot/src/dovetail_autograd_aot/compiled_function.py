@@ -28,11 +28,12 @@ from dovetail_autograd_aot.graphs import JointGraph
 from dovetail_autograd_aot.inference import compile_inference
 from dovetail_autograd_aot.inputs import of_sizes, overlapping, places
 from dovetail_autograd_aot.joint import Decompositions, trace_joint
+from dovetail_autograd_aot.late_needs import LateNeeds
 from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.subclasses import Wrapping, compile_around
-from dovetail_autograd_aot.training import LateNeeds, compile_training, unreached_inputs
+from dovetail_autograd_aot.training import compile_training, unreached_inputs
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import tell_what_is_overwritten
 from dovetail_autograd_aot.written_views import with_other_places

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dovetail_autograd_aot import training
 from dovetail_autograd_aot.compiled_backward.node_state import (
     ASK_IF_KEPT,
     dropout_scale,
@@ -27,6 +26,7 @@ from dovetail_autograd_aot.compiled_backward.node_state import (
     tells_its_state,
 )
 from dovetail_autograd_aot.native import nodes_module
+from dovetail_autograd_aot.training_function import GraphFunction
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CONSTANTS = (
@@ -335,8 +335,7 @@ class _Describer:
 
     def _function(self, node: Any) -> None:
         function = node._forward_cls
-        ours = function.__module__ == training.__name__
-        if not ours or not hasattr(function, "inlined_backward"):
+        if not issubclass(function, GraphFunction):
             self.structure.append("opaque")
             self._slot(Slot("function", node), functools.partial(type(node).apply, node))
             return
