@@ -213,10 +213,11 @@ def test_random_chains(seed: int) -> None:
             x = step(x)
         return x
 
-    artifact = load(compile_graph(traced(fn, [torch.zeros(5, 9)])))
+    # In float64: sums that cancel leave any bound of float32 behind for some inputs.
+    artifact = load(compile_graph(traced(fn, [torch.zeros(5, 9, dtype=torch.float64)])))
     for shape in SHAPES:
-        x = torch.randn(shape)
-        torch.testing.assert_close(artifact.run(x)[0], fn(x), atol=1e-4, rtol=1e-4)
+        x = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(artifact.run(x)[0], fn(x), atol=1e-9, rtol=1e-9)
 
 
 def test_equal_symbols_of_two_inputs() -> None:
