@@ -1,4 +1,4 @@
-"""Random numbers of all suites: each test draws its own, whatever ran before it or beside it.
+"""What all suites share: how threads wait, and random numbers of each test's own.
 
 PyTorch's generator starts at the same place in every process, so that without this what a test
 draws depends on which tests ran before it there, and a bound that is too tight fails now and then.
@@ -8,8 +8,13 @@ mend.
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
+
+# Before PyTorch loads OpenMP. Its threads spin while they wait, by default: two suites side by side
+# on two cores, a thread of each a core, take ten times as long as one after the other.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
