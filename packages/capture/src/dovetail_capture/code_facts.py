@@ -9,12 +9,15 @@ from typing import Any
 
 from dovetail_guards.guard_set import GuardSet
 
+from dovetail_capture.recompiles import MadeFor
+
 
 @dataclass
 class CodeFacts:
     """What is known of one code object."""
 
     guards: list[GuardSet] = field(default_factory=list)  # of its compiled versions
+    made_for: list[MadeFor] = field(default_factory=list)  # (as many)
     sizes: frozenset[tuple[str, int]] = frozenset()  # those that change from call to call
     replaced: frozenset[str] = frozenset()  # modules and functions that do
     has_graph: bool = False  # some version has a graph, or breaks

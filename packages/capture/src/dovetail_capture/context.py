@@ -44,7 +44,13 @@ from dovetail_capture.errors import (
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.recompiles import changed_sizes, replaced_objects, same_case, sizes_of
+from dovetail_capture.recompiles import (
+    MadeFor,
+    changed_sizes,
+    replaced_objects,
+    same_case,
+    sizes_of,
+)
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import (
     is_generated_for_skipped,
@@ -305,6 +311,7 @@ class CaptureContext:
         guard = self._checked_guard(code, func, args, guards)
         facts = self._facts.of(code)
         facts.guards.append(guards)
+        facts.made_for.append(MadeFor.of(guards, FrameView(args, func)))
         facts.eager_sizes = None
         if has_graph or resumption is not None:
             facts.has_graph = True
@@ -426,7 +433,8 @@ class CaptureContext:
         failures = [guards.explain_failure(view) for guards in known]
         reasons = [str(failure) for failure in failures if failure is not None]
         root = self._continuations.root_code(code)
-        if same_case(failures) < self.recompile_limit and len(known) < _MOST_ENTRIES:
+        same = same_case(failures, facts.made_for, view)
+        if same < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
             layers = root if len(known) < self.recompile_limit else None
             for guards in known:

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from dovetail_guards.clauses import ConstantIs, IdIs, TensorIs
+from dovetail_guards.clauses import ConstantIs, IdIs, TensorIs, TypeIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.source import Source
 
 
-def same_case(failures: list[GuardFailure | None]) -> int:
-    """How many of the compiled versions are for the same modules: each layer of a model has one
-    of its own, which does not count against another's."""
-    return sum(not _is_other_module(failure) for failure in failures)
+@dataclass(frozen=True)
+class MadeFor:
+    """The modules that a version was made for, but those within others: where a call has them, and
+    which these were."""
+
+    modules: tuple[tuple[Source, weakref.ref[torch.nn.Module]], ...]
+
+    @staticmethod
+    def of(guards: GuardSet, view: FrameView) -> MadeFor:
+        """Those of the call that `guards` were made from."""
+        clauses = (c for c in guards.clauses if isinstance(c, TypeIs))
+        places = {c.source for c in clauses if issubclass(c.type_, torch.nn.Module)}
+        outermost = [place for place in places if places.isdisjoint(_bases(place))]
+        return MadeFor(tuple((p, weakref.ref(evaluate(p, view))) for p in outermost))
+
+    def has_others(self, view: FrameView) -> bool:
+        """Are there other modules in this call?"""
+        now = [(evaluate(place, view), known) for place, known in self.modules]
+        return any(isinstance(m, torch.nn.Module) and m is not known() for m, known in now)
+
+
+def same_case(
+    failures: Sequence[GuardFailure | None], made_for: Sequence[MadeFor], view: FrameView
+) -> int:
+    """How many of the compiled versions are for the modules of this call: what each layer of a
+    model has of its own does not count against another's."""
+    pairs = zip(failures, made_for, strict=True)
+    return sum(not (_is_other_module(f) or made.has_others(view)) for f, made in pairs)
 
 
 def _is_other_module(failure: GuardFailure | None) -> bool:
@@ -28,8 +55,9 @@ def _is_other_module(failure: GuardFailure | None) -> bool:
 
 def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None) -> frozenset[str]:
     """The modules, and parameters and buffers of modules, where `guards` wanted others of their
-    class, and the functions where they wanted others of the same code. Not modules that `method`
-    is a method of: the layers of a model, which stay the same."""
+    class, and the functions where they wanted others of the same code. Not modules on a GPU that
+    `method` is a method of: the layers of a model, which stay the same, and whose versions can be
+    recorded with their weights where they lie."""
     found: dict[Source, Any] = {}
     for clause in guards.clauses:
         if isinstance(clause, IdIs) and isinstance(clause.obj, _REPLACED):
@@ -39,7 +67,7 @@ def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None)
             if _code_of(seen) is _code_of(clause.obj):
                 found[clause.source] = seen
     outermost = [source for source in found if found.keys().isdisjoint(_bases(source))]
-    return frozenset(str(source) for source in outermost if not _has_method(found[source], method))
+    return frozenset(str(source) for source in outermost if not _is_layer(found[source], method))
 
 
 _REPLACED = (torch.nn.Module, torch.Tensor, FunctionType)
@@ -56,11 +84,13 @@ def _bases(source: Source) -> Iterator[Source]:
         yield from _bases(base)
 
 
-def _has_method(obj: Any, method: CodeType | None) -> bool:
-    if method is None:
+def _is_layer(obj: Any, method: CodeType | None) -> bool:
+    if method is None or not isinstance(obj, torch.nn.Module):
         return False
     found = inspect.getattr_static(type(obj), method.co_name, None)
-    return getattr(found, "__code__", None) is method
+    if getattr(found, "__code__", None) is not method:
+        return False
+    return any(not tensor.is_cpu for tensor in chain(obj.parameters(), obj.buffers()))
 
 
 def changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:
