@@ -278,10 +278,34 @@ def in_one_that_keeps(x: Tensor, i: Tensor) -> Any:
     return x + 1
 
 
+@contextlib.contextmanager
+def several(*names: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.nullcontext())
+        for _ in names:
+            stack.enter_context(noting())
+        yield
+
+
+def in_a_stack(x: Tensor, i: Tensor) -> Any:
+    with several(), contextlib.ExitStack() as stack:
+        stack.callback(EVENTS.append, "called")
+        x.mul_(2)
+        return x[i]
+
+
+def in_a_stack_that_keeps(x: Tensor, i: Tensor) -> Any:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keeping())
+        x.mul_(2)
+        return x[i]
+    return x + 1
+
+
 OTHER_NUMBERS = {
     stops: None, returns: None, asked_for: None, computes: None, keeps_what_was_computed: None,
     unlocks: None, two_blocks: None, behind_a_break: 2, in_both: 1, in_a_managers_block: 1,
-    in_one_that_keeps: None,
+    in_one_that_keeps: None, in_a_stack_that_keeps: None,
 }  # fmt: skip
 
 
@@ -293,6 +317,13 @@ def test_the_block_is_left(program: Callable[..., Any]) -> None:
         assert outcome(captured, i) == outcome(program, i)
     number = OTHER_NUMBERS[program]
     assert number is None or len(backend.graphs) == number
+
+
+def test_blocks_on_a_stack_break_nothing() -> None:
+    backend = CountingBackend()
+    captured = optimize(in_a_stack, backend)
+    assert outcome(captured, INSIDE) == outcome(in_a_stack, INSIDE)
+    assert len(backend.graphs) == 1
 
 
 def checked(x: Tensor, i: Tensor) -> Tensor:

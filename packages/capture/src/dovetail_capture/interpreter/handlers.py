@@ -19,6 +19,7 @@ import torch
 
 from dovetail_capture.interpreter.opcodes.names import global_value
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.values.containers import ListValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     FunctionValue,
@@ -230,8 +231,18 @@ def _grade_of_with(vm: Interpreter, leave: Any) -> str:
     if real is contextlib._GeneratorContextManager.__exit__:
         grade = _grade_of_generator(vm, vm.get_attr(leave.receiver, "gen"))
         return "" if grade == "noticed" else grade
+    if real is contextlib.ExitStack.__exit__:
+        return _grade_of_stack(vm, vm.get_attr(leave.receiver, "_exit_callbacks"))
     keeps = isinstance(real, types.FunctionType) and _gives_truth(real.__code__)
     return "caught" if keeps else ""
+
+
+def _grade_of_stack(vm: Interpreter, callbacks: Value) -> str:
+    """That of a `contextlib.ExitStack`, which leaves these blocks."""
+    if not isinstance(callbacks, ListValue) or callbacks.source is not None:
+        return "caught"
+    rows = [list(vm.iterate(row)) for row in callbacks.items]
+    return worst("", *(_grade_of_with(vm, leave) for _, leave in rows))
 
 
 def _grade_of_generator(vm: Interpreter, generator: Value) -> str:
