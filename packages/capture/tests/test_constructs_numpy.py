@@ -432,6 +432,51 @@ def arrays_beside_lists(a, b):
     )  # fmt: skip
 
 
+@construct(make=arrays)
+def functions_of_sequences(a, b):
+    return (
+        np.mean((a[0], a[1])), np.max((b[0, 0], b[1, 1], 3)), np.argmax([a[0], b[1]]), np.sum([b[0], [1, 2, 3]], 0),
+        np.where((True, False, True), a, 0), np.where(a > 2, (1, 2, 3), b), np.maximum((b[0], b[1]), a),
+        np.dot(a, (1, 2, 3)), np.exp([a[0], a[1]]), np.add(b, (0.5, 1, 2)), np.roll([b[0], b[1]], 1),
+        np.less([1, 2, 3], a), np.tile((a[0, 0], 2), 2),
+    )  # fmt: skip
+
+
+def two_tensors():
+    return torch.arange(6.0).reshape(2, 3) + 0.5, torch.arange(6).reshape(2, 3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@construct(make=two_tensors)
+def functions_of_tensors(x, i):
+    return (
+        np.floor(x), np.sqrt(i), np.add(x, i), np.maximum(x, 3), x + np.square(x), np.stack([x, x * 2]), np.dot(x, x.T),
+        np.concatenate((x, x.numpy())), np.where(x > 2, x, 0), np.isnan(x), np.transpose(x), np.argmax(x, 1),
+        np.reshape(x, (3, 2)), np.clip(x, 1, 3), np.cumsum(x, 0), np.diff(i), np.mean((x[0], x[1])), np.multiply(2, i),
+        np.greater(x, i),
+    )  # fmt: skip
+
+
+@construct(make=two_tensors)
+def what_numpy_and_torch_refuse(x, i):
+    found = []
+    for function in (np.sum, np.mean, np.std, np.max, np.all):
+        try:
+            found.append(function(x))
+        except TypeError as error:
+            found.append(str(error))
+    return found, x + 1
+
+
+def test_a_tensor_that_needs_a_gradient_has_no_array() -> None:
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        optimize(lambda x: np.sin(x * 2), CountingBackend())(x)
+
+
 def test_the_base_of_a_result_is_an_array() -> None:
     from construct_cases import CountingBackend
     from dovetail_capture import optimize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -68,6 +68,32 @@ class ValueChecks:
 
 
 @dataclass(frozen=True)
+class Way:
+    """How a frame is captured: what a program learns that asks whether it is compiled, whether
+    functions of autograd that nothing differentiates are inlined, and whether checks of tensors'
+    data are left to the graph's end.
+
+    Where they are not, as the frame could not be run again, `leaves` says of each row of `finally`
+    blocks around what may raise, in the order of the program, what leaving them does: "nothing"
+    that is to be seen, "effects", which can be replayed where the graph raises, or "no": only
+    Python can tell.
+    """
+
+    compiling: bool = True
+    inlines: bool = False
+    checks: bool = True
+    leaves: tuple[str, ...] = ()
+
+    def admits(self, row: int) -> bool:
+        """May the graph hold what raises in this row of blocks? It has to be the only one, if
+        leaving it does anything: it is not known which operation raised."""
+        before = [one for one in self.leaves[:row] if one != "no"]
+        return (self.leaves[row] == "nothing" and "effects" not in before) or (
+            self.leaves[row] == "effects" and not before
+        )
+
+
+@dataclass(frozen=True)
 class CapturedFrame:
     """A captured stretch of a frame: from its start (or a continuation's) to a return or break.
 
@@ -77,7 +103,7 @@ class CapturedFrame:
     graph has run, before `end`. `break_` is set when `end` is a graph break. `shape_env` holds the
     symbolic sizes (None if there are none); what is assumed of them is not among `guards`, see
     `all_guards`. `checks` are read after the graph has run, before anything else. `told_compiling`:
-    the program asked whether it is compiled, and was told so.
+    the program asked whether it is compiled, and was told so. `way` is how it was captured.
     """
 
     code: CodeType
@@ -91,6 +117,7 @@ class CapturedFrame:
     draws: tuple[CallFunction, ...] = ()
     checks: ValueChecks | None = None
     told_compiling: bool = False
+    way: Way = field(default_factory=Way)
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.

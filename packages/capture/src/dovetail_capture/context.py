@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -26,7 +27,7 @@ from dovetail_prims.node_error import blamed
 from torch.autograd import forward_ad
 
 from dovetail_capture import _frame_hook
-from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
+from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, Way
 from dovetail_capture.code_facts import FactsByCode
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.continuation import ContinuationCache, Resumption
@@ -43,6 +44,7 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
+from dovetail_capture.leaving import replay_of
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recompiles import (
     MadeFor,
@@ -296,7 +298,10 @@ class CaptureContext:
             compiled = self._run_backend(code, frame) if has_graph else None
             try:
                 unwinding = self._continuations.unwinding(code) if has_graph else None
-                replacement = build_replacement(frame, compiled, resumption, unwinding)
+                leave = None
+                if frame.way.leaves:
+                    leave = _frame_hook.Switched(partial(self._leave, code, frame.way), None)
+                replacement = build_replacement(frame, compiled, resumption, unwinding, leave)
             except Exception as error:
                 raise InternalError(
                     f"internal error while replacing {place_of(code)}: {error!r}"
@@ -335,21 +340,13 @@ class CaptureContext:
         return frame.graph is None
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
-        options, facts = self.options, self._facts.of(code)
+        facts = self._facts.of(code)
         before = facts.eager_sizes
-        if before is not None and options.dynamic is None:
+        if before is not None and self.options.dynamic is None:
             now = sizes_of(code, args)
             facts.sizes |= {key for key in before.keys() & now.keys() if before[key] != now[key]}
-        if facts.sizes:
-            options = replace(options, dynamic_sizes=options.dynamic_sizes | facts.sizes)
-        if facts.replaced:
-            options = replace(options, replaced=facts.replaced)
-        if facts.plain_floats:
-            options = replace(options, plain_floats=True)
-        if facts.refused:
-            options = replace(options, refused=facts.refused)
         try:
-            frame = self._capture(code, func, args, options=options)
+            frame = self._capture(code, func, args, options=self._options_for(code))
         except NotCapturable as error:
             self.log.add_break(self._continuations.root_code(code), error.break_)
             if self._is_error(error.break_):
@@ -368,6 +365,31 @@ class CaptureContext:
             if self._is_error(frame.break_):
                 raise GraphBreakError(frame.break_)
         return frame
+
+    def _options_for(self, code: CodeType) -> CaptureOptions:
+        """The options, with what is known of a frame."""
+        options, facts = self.options, self._facts.of(code)
+        if facts.sizes:
+            options = replace(options, dynamic_sizes=options.dynamic_sizes | facts.sizes)
+        if facts.replaced:
+            options = replace(options, replaced=facts.replaced)
+        if facts.plain_floats:
+            options = replace(options, plain_floats=True)
+        if facts.refused:
+            options = replace(options, refused=facts.refused)
+        if self._continuations.unwinding(code) is not None:
+            options = replace(options, unwinds=True)
+        return options
+
+    def _leave(self, code: CodeType, way: Way, error: BaseException, *frame: Any) -> None:
+        """Do what a frame's `finally` blocks do where its graph has raised `error`."""
+        with self._lock, torch._C.DisableTorchFunction(), _torch_state_kept():
+            try:
+                replay = replay_of(code, way, self._options_for(code), error, *frame)
+            except Exception as failure:
+                self.log.add("error", code, f"leaving its blocks: {failure!r}")
+                return
+        replay()
 
     def _is_error(self, graph_break: GraphBreak) -> bool:
         """Is a graph break here an error?"""

@@ -22,7 +22,8 @@ class CaptureOptions:
     the same. `replaced` holds `str(source)` of modules, parameters and functions that were another
     object in another call: they are known by their structure, not by their identity. `refused`
     tells of recorded operations, by their number in the order of recording, that the backend cannot
-    compile and why: each is a graph break. `exports`: the graph is for calls that no guard checks,
+    compile and why: each is a graph break. `unwinds`: other code leaves the blocks that the frame
+    begins in, if its graph raises. `exports`: the graph is for calls that no guard checks,
     those with gradients too. `is_disabled` tells functions that must run in Python (a graph break);
     `is_allowed_in_graph` tells functions that become one call node without being looked into.
     """
@@ -33,6 +34,7 @@ class CaptureOptions:
     replaced: frozenset[str] = frozenset()
     plain_floats: bool = False
     exports: bool = False
+    unwinds: bool = False
     refused: Mapping[int, str] = field(default_factory=dict)
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)

@@ -168,6 +168,13 @@ def move_keys(target: dict[Any, Any], moves: tuple[str, ...], *keys: Any) -> Non
                 OrderedDict.move_to_end(target, key, move == "last")
 
 
+def set_items(target: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Give keys of a dictionary these values: those that it has keep their places."""
+    base = OrderedDict if isinstance(target, OrderedDict) else dict
+    for key, value in pairs:
+        base.__setitem__(target, key, value)
+
+
 def replace_list(target: list[Any], items: Iterable[Any]) -> None:
     """Give a list these items, in place."""
     list.__setitem__(target, slice(None), items)
@@ -233,6 +240,7 @@ REPLACERS = {
     "list": replace_list,
     "grown list": list.extend,
     "dict": replace_dict,
+    "grown dict": set_items,
     "OrderedDict": replace_dict,
     "defaultdict": replace_dict,
     "set": replace_set,

@@ -148,8 +148,8 @@ class ReplaceContents(Effect):
     """Give an existing list, dict, set or deque its final contents in place.
 
     `kind` is its base type's name; for a dict `items` alternates key, value; to a "grown list" they
-    are appended. Base-class methods are used (`list.__setitem__`, `dict.update`), so that overrides
-    do not run.
+    are appended, to a "grown dict" added. Base-class methods are used (`list.__setitem__`,
+    `dict.update`), so that overrides do not run.
     """
 
     target: Recipe

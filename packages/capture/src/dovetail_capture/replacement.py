@@ -68,11 +68,14 @@ def build_replacement(
     compiled: Callable[..., Any] | None,
     resumption: Resumption | None = None,
     unwinding: CodeType | None = None,
+    leave: Callable[..., None] | None = None,
 ) -> Replacement:
     """The replacement of `frame`, whose graph was compiled to `compiled` (all inputs positional,
     a sequence of outputs); `resumption` says how to go on when the frame ends in a break;
-    `unwinding` is the code that leaves the blocks which the frame, a continuation, begins in."""
-    writer = _FrameWriter(frame.code, unwinding)
+    `unwinding` is the code that leaves the blocks which the frame, a continuation, begins in;
+    `leave` leaves others: it is called with the error that the graph raises, and the frame's
+    globals, closure and arguments."""
+    writer = _FrameWriter(frame.code, unwinding, leave)
     writer.write_frame(frame, compiled, resumption)
     line = frame.code.co_firstlineno if resumption is None else resumption.line
     return Replacement(writer.compile(line), writer.text())
@@ -81,9 +84,11 @@ def build_replacement(
 class _FrameWriter(ValueWriter):
     """Writes the replacement function: draws, fetched sources, the graph, effects, the end."""
 
-    def __init__(self, code: CodeType, unwinding: CodeType | None = None) -> None:
+    def __init__(
+        self, code: CodeType, unwinding: CodeType | None, leave: Callable[..., None] | None
+    ) -> None:
         super().__init__(code)
-        self._unwinding = unwinding
+        self._unwinding, self._leave = unwinding, leave
 
     def effect(self, effect: Effect) -> None:
         """One statement that replays an effect."""
@@ -102,7 +107,7 @@ class _FrameWriter(ValueWriter):
             case ReplaceContents(target, kind, items):
                 replacer = self.constant(rebuild.REPLACERS[kind])
                 where, parts = self.value(target), self.values(items)
-                if rebuild.REPLACERS[kind] is rebuild.replace_dict:
+                if rebuild.REPLACERS[kind] in (rebuild.replace_dict, rebuild.set_items):
                     parts = [f"({pair})" for pair in in_pairs(parts, ", ")]
                 self.emit(f"{replacer}({where}, [{', '.join(parts)}])")
             case SetGlobal(globals_, name, value):
@@ -179,19 +184,25 @@ class _FrameWriter(ValueWriter):
 
     def _where_errors_pass(self, undo: tuple[bool, ...]) -> list[str]:
         """What becomes of an error that the graph raises, if anything is to be put in order."""
-        if self._unwinding is None and not undo:
+        if self._unwinding is None and self._leave is None and not undo:
             return []
         base, set_mode = self.constant(BaseException), self.constant(torch._C._set_grad_enabled)
         end = "raise" if self._unwinding is None else self._leave_blocks(self._unwinding)
-        lines = [*(f"{set_mode}({mode})" for mode in undo), end]
+        lines = [f"{set_mode}({mode})" for mode in undo]
+        if self._leave is not None:
+            lines.append(f"{self.constant(self._leave)}({self._of_frame()})")
+        lines.append(end)
         return [f"except {base} as _dt_error:", *(f"    {line}" for line in lines)]
 
     def _leave_blocks(self, unwinding: CodeType) -> str:
         leave, code = self.constant(leave_blocks), self.constant(unwinding)
+        return f"{leave}({self._of_frame(code)})"
+
+    def _of_frame(self, *parts: str) -> str:
+        """The error that passes, and what the frame was called with."""
         globals_ = f"{self.constant(globals, 'globals')}()"
         closure = self.build("tuple", [self.cell(name) for name in self.free])
-        arguments = ["_dt_error", code, globals_, closure, *self.arguments.values()]
-        return f"{leave}({', '.join(arguments)})"
+        return ", ".join(["_dt_error", *parts, globals_, closure, *self.arguments.values()])
 
     def _run_checked(
         self, call: str, checks: ValueChecks, undo: tuple[bool, ...], passes: list[str]

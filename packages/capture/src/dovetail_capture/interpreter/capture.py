@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -19,13 +19,14 @@ from dovetail_prims.late_reads import INPUTS, OUTPUTS, READS
 from torch.autograd import forward_ad
 from torch.fx import Node
 
-from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
+from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput, Way
 from dovetail_capture.collector import collector_paused
 from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter import effects, generators, iterator_recipes, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.frame import BreakHere, Frame
+from dovetail_capture.interpreter.handlers import handlers_of
 from dovetail_capture.interpreter.input_relations import relate_inputs
 from dovetail_capture.interpreter.late_reads import share_memory
 from dovetail_capture.interpreter.machine import Interpreter
@@ -40,13 +41,13 @@ from dovetail_capture.interpreter.signals import (
     ProgramException,
 )
 from dovetail_capture.interpreter.values.arrays import ArraySource
-from dovetail_capture.interpreter.values.base import Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
 from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
-from dovetail_capture.recipe import FrameEnd, HandledHere, Recipe
+from dovetail_capture.recipe import Const, FrameEnd, HandledHere, Recipe
 
 # Settings that tensor operations and folded torch functions read.
 _GUARDED_STATE = (
@@ -75,7 +76,7 @@ def capture_frame(
     """
     attempts: list[_Attempt] = []
 
-    def attempt(stop_at: int, way: _Way) -> _Attempt:
+    def attempt(stop_at: int, way: Way) -> _Attempt:
         attempts.append(_Attempt(code, func, args, options, stop_at, way))
         return attempts[-1]
 
@@ -87,13 +88,46 @@ def capture_frame(
                 one.let_go()
 
 
-def _capture(new_attempt: Callable[[int, _Way], _Attempt], exports: bool) -> CapturedFrame:
+def leave_frame(
+    code: CodeType,
+    func: FunctionType,
+    args: tuple[Any, ...],
+    error: BaseException,
+    *,
+    way: Way,
+    options: Any = None,
+) -> CapturedFrame | None:
+    """What a frame of which the graph raised `error` does as it passes: that of its `finally`
+    blocks, and what it did before, as effects without a graph; None if that is nothing."""
+    with collector_paused():
+        for row, _ in enumerate(way.leaves):
+            asked = replace(way, checks=False, leaves=way.leaves[:row])
+            attempt = _Attempt(code, func, args, options, -1, asked, error)
+            try:
+                outcome = attempt.run()
+                if way.admits(row) and attempt.leaves_by(outcome) == "effects":
+                    assert isinstance(outcome, _End)
+                    effects_, end = tuple(outcome.rebuilder.effects), FrameEnd(returns=Const(None))
+                    return CapturedFrame(code, None, (), GuardSet(()), effects_, end)
+            finally:
+                attempt.let_go()
+    return None
+
+
+def _capture(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -> CapturedFrame:
     stop_at = -1
     break_: GraphBreak | None = None
-    way = _Way()
+    way = Way()
     while True:
         attempt = new_attempt(stop_at, way)
         outcome = attempt.run()
+        if attempt.session.checks.raised is not None:  # to see what the program makes of that
+            way = replace(way, leaves=(*way.leaves, attempt.leaves_by(outcome)))
+            continue
+        if attempt.notices:  # which changes no graph, if leaving the blocks can be replayed
+            asked = _leaves(new_attempt, stop_at, way, len(attempt.session.checks.rows))
+            if all(map(asked.admits, range(len(asked.leaves)))):
+                attempt.way, attempt.cannot_check = replace(way, leaves=asked.leaves), False
         if attempt.cannot_check:  # from the beginning: what was left to the end breaks the graph
             stop_at, break_, way = -1, None, replace(way, checks=False)
             continue
@@ -122,6 +156,17 @@ def _capture(new_attempt: Callable[[int, _Way], _Attempt], exports: bool) -> Cap
         return attempt.finish(outcome, break_ if stop_at >= 0 else None)
 
 
+def _leaves(new_attempt: Callable[[int, Way], _Attempt], stop_at: int, way: Way, rows: int) -> Way:
+    """The way with what leaving so many rows of blocks does."""
+    way = replace(way, checks=False)
+    for _ in range(rows):
+        attempt = new_attempt(stop_at, way)
+        way = replace(way, leaves=(*way.leaves, attempt.leaves_by(attempt.run())))
+        if not way.admits(len(way.leaves) - 1):
+            break
+    return way
+
+
 class _Break:
     """An attempt met something it cannot capture, at `step` of the top frame; `moves_back` if an
     earlier break lies where the frame cannot be left."""
@@ -140,19 +185,9 @@ class _End:
         self.end = end
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How a frame is captured: what a program learns that asks whether it is compiled, whether
-    functions of autograd that nothing differentiates are inlined, and whether checks of tensors'
-    data are left to the graph's end."""
-
-    compiling: bool = True
-    inlines: bool = False
-    checks: bool = True
-
-
 class _Attempt:
-    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1."""
+    """One run over the frame. `stop_at` is the step of the top frame to end before, or -1; `error`
+    is what an operation raises where it is asked what leaving its blocks does."""
 
     def __init__(
         self,
@@ -161,7 +196,8 @@ class _Attempt:
         args: tuple[Any, ...],
         options: Any,
         stop_at: int,
-        way: _Way,
+        way: Way,
+        error: BaseException | None = None,
     ) -> None:
         self.code = code
         self.stop_at = stop_at
@@ -170,12 +206,16 @@ class _Attempt:
         self.raises = False
         self.leaks = False  # a tensor left the function that it is inside of
         self.cannot_check = False  # the frame could not be run again if a check did not hold
+        self.notices = False  # ... nor if the graph raises, which blocks of `finally` see
         refused = getattr(options, "refused", None)
         self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.session.compiling = way.compiling
         self.session.inlines_functions = way.inlines
         self.session.checks.allowed = way.checks and not self.session.exports
+        self.session.checks.way = way
+        self.session.checks.error = error or RuntimeError("an operation's")
+        self.left = False  # by the error of an operation
         self.vm = Interpreter(self.session, options, DEBUG)
         sources = self.session.sources
         slots: list[Any] = [
@@ -186,6 +226,8 @@ class _Attempt:
         self.frame.is_top = True
         self.frame.stop_at = stop_at
         self.first_step = _prologue_length(self.frame)
+        if getattr(options, "unwinds", False):
+            self.frame.begun_in = _handlers_at_start(self.frame, self.first_step)
 
     def let_go(self) -> None:
         """End the attempt. What it holds of the program's (arguments, generators that wait for
@@ -252,9 +294,11 @@ class _Attempt:
                     raise GraphBreakSignal(text, "draw it outside, or use torch.where") from error
                 raise GraphBreakSignal(str(error), UNKNOWN_SIZE_HINT) from error
             except ProgramException as error:
-                name = error.value.python_type().__name__
-                self.raises = True
-                raise GraphBreakSignal(f"the frame raises {name}: {_message(vm, error)}") from None
+                if error.value is not self.session.checks.raised:
+                    name, self.raises = error.value.python_type().__name__, True
+                    text = f"the frame raises {name}: {_message(vm, error)}"
+                    raise GraphBreakSignal(text) from None
+                self.left, returned = True, NONE
             generators.check_generators(vm)
             if self.session.functions_off:
                 raise CannotRebuild(
@@ -281,6 +325,7 @@ class _Attempt:
             effects.settings(rebuilder)
             effects.grad_mode(rebuilder, grad_mode, torch.is_grad_enabled())
             self.cannot_check = value_checks.cannot_check(self.session)
+            self.notices = value_checks.notices(self.session)
         except GraphBreakSignal as signal:
             vm.note_break(signal)
             self.raises |= any(one.handled is not None for one in vm.frames)
@@ -299,6 +344,14 @@ class _Attempt:
                 step = self.first_step
             return _Break(step, _graph_break(reason), moves_back=True)
         return _End(rebuilder, end)
+
+    def leaves_by(self, outcome: _Break | _End) -> str:
+        """What the frame does as an error leaves it, see `Way`."""
+        if not self.left or isinstance(outcome, _Break):
+            return "no"
+        if outcome.rebuilder.outputs or self.session.draws:
+            return "no"
+        return "effects" if outcome.rebuilder.effects else "nothing"
 
     def _check_made_leaves(self, rebuilder: Rebuilder) -> None:
         """A compiler differentiates a graph for the inputs that require a gradient; if none does
@@ -434,6 +487,7 @@ class _Attempt:
             tuple(self.session.draws),
             checks,
             self.session.asked_compiling and self.session.compiling,
+            self.way,
         )
 
 
@@ -448,6 +502,12 @@ def _prologue_length(frame: Frame) -> int:
     ):
         end += 1
     return end + 1 if instructions[end].opname == "JUMP_FORWARD" else place
+
+
+def _handlers_at_start(frame: Frame, first_step: int) -> frozenset[int]:
+    """The handlers of the blocks that a continuation starts in, which are left by other code."""
+    jump = frame.decoded.instructions[first_step - 1]
+    return frozenset(target for target, _ in handlers_of(frame.decoded, jump.target))
 
 
 def _message(vm: Interpreter, error: ProgramException) -> str:

@@ -79,7 +79,7 @@ def _new_data(rebuilder: Rebuilder, value: TensorValue, data: TensorValue) -> No
 
 def _object_changes(rebuilder: Rebuilder, value: ObjectValue) -> None:
     fields = value.fields
-    if fields.mutated and fields.is_instance_dict:
+    if fields.mutated and fields.is_instance_dict and fields.holder is value:
         target = rebuilder.recipe(value)
         before = object.__getattribute__(value.real, "__dict__")
         left = _left(fields, before)

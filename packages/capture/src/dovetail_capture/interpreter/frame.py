@@ -30,8 +30,9 @@ class Frame:
     values, and None for the NULL that CPython pushes beside callables."""
 
     __slots__ = (
-        "block_exit", "closure", "code", "current", "decoded", "globals_", "handled", "is_top",
-        "kw_names", "namespace", "next_index", "result", "slots", "stack", "steps", "stop_at", "vm",
+        "begun_in", "block_exit", "closure", "code", "current", "decoded", "globals_", "handled",
+        "is_top", "kw_names", "namespace", "next_index", "result", "slots", "stack", "steps",
+        "stop_at", "vm",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,7 @@ class Frame:
         self.kw_names: tuple[str, ...] = ()
         self.namespace: DictValue | None = None  # of a class body
         self.is_top = False
+        self.begun_in: frozenset[int] = frozenset()  # handlers of blocks that other code leaves
         self.steps = 0
         self.stop_at = -1
 
@@ -122,6 +124,8 @@ class Frame:
         """Go to the handler of the current instruction, if there is one."""
         entry = self.decoded.entry_for(self.current.index)
         if entry is None:
+            return False
+        if entry.target in self.begun_in and error.value is self.vm.session.checks.raised:
             return False
         del self.stack[entry.depth :]
         if entry.lasti:

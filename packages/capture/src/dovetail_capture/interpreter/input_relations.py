@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, TypeGuard
 
 from dovetail_guards import clauses as c
@@ -40,6 +40,7 @@ def relate_inputs(session: Session, inputs: list[GraphInput]) -> None:
     _relate_iterators(session)
     _relate_dictionaries(session)
     _relate_keys(session)
+    _relate_namespaces(session)
     for cls in {value.python_type() for value in changed}:
         # A change to one of them must not be a change to another.
         sources = [
@@ -86,6 +87,42 @@ def _relate_dictionaries(session: Session) -> None:
                 session.distinct(value.source, session.sources.attr(holder.source, "__dict__"))
         if others and value.source is not None:
             session.clauses.append(c.DistinctObjects((value.source, *others)))
+
+
+def _relate_namespaces(session: Session) -> None:
+    """Objects of a class that looks after `__dict__` itself may have one in common: those of which
+    the frame changes attributes have not, unless they have now."""
+    by_class: dict[type, list[ObjectValue]] = {}
+    for fields in session.instance_dicts.values():
+        if isinstance(fields.holder, ObjectValue):
+            by_class.setdefault(fields.holder.cls, []).append(fields.holder)
+    for cls, holders in by_class.items():
+        changed = any(holder.fields.mutated for holder in holders)
+        if (
+            len(holders) > 1
+            and changed
+            and not all(h.pinned for h in holders)
+            and _names_namespaces(cls)
+        ):
+            places = [_namespace(session, holder) for holder in holders]
+            session.clauses.append(c.DistinctObjects(tuple(places)))
+
+
+def _names_namespaces(cls: type) -> bool:
+    """Does a function of a class of the program's speak of `__dict__`?"""
+    return any(
+        isinstance(found, FunctionType) and "__dict__" in found.__code__.co_names
+        for base in cls.__mro__
+        if base.__module__.partition(".")[0] not in ("builtins", "torch")
+        for found in vars(base).values()
+    )
+
+
+def _namespace(session: Session, holder: ObjectValue) -> Source:
+    assert holder.source is not None
+    if holder.pinned:
+        return session.sources.held(object.__getattribute__(holder.real, "__dict__"))
+    return session.sources.attr(holder.source, "__dict__")
 
 
 def _relate_keys(session: Session) -> None:

@@ -14,6 +14,7 @@ from dovetail_capture.interpreter import (
     bytecode,
     folding,
     generators,
+    handlers,
     value_checks,
     whole_calls,
 )
@@ -218,7 +219,7 @@ class Interpreter:
 
     def handles_exceptions(self) -> bool:
         """Does a frame of the program handle what is raised here?"""
-        return any(map(value_checks.handles, self.frames))
+        return any(map(handlers.handles, self.frames))
 
     def check_later(self, *conditions: tuple[Value, bool]) -> bool:
         """Let it be read behind the graph whether one of the conditions is as wanted; False if that

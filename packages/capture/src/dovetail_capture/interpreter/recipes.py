@@ -388,19 +388,26 @@ class Rebuilder:
         """The contents of a dictionary that existed before. Where keys left, and some came, they do
         so again, one by one: iterators over it may be under way, and a key that is back has another
         place."""
-        if item.left and any(how != "pop" for how, _ in item.moves):
+        overlay = item.origin is not None  # nothing has asked for all the keys that are there
+        if item.left and (overlay or any(how != "pop" for how, _ in item.moves)):
             keys = self.recipes(key for _, key in item.moves)
             parts = (target, r.Const(tuple(how for how, _ in item.moves)), *keys)
             move = r.CallFunction(r.Const(rebuild.move_keys), parts)
             self.effects.append(r.RunCall(move))
-        self.fill_dict(target, item)
+        if not overlay:
+            self.fill_dict(target, item)
+        elif item.entries:
+            self._fill(target, "grown dict", item.entries)
 
     def fill_dict(self, target: r.Recipe, item: DictValue) -> None:
         """The contents of a dictionary, put in place of what `target` holds."""
+        self._fill(target, item.cls.__name__, dicts.materialise(self.vm, item))
+
+    def _fill(self, target: r.Recipe, kind: str, entries: dict[Any, tuple[Value, Any]]) -> None:
         flat: list[r.Recipe] = []
-        for key, value in dicts.materialise(self.vm, item).values():
+        for key, value in entries.values():
             flat += (self.recipe(key), self.recipe(value))
-        self.effects.append(r.ReplaceContents(target, item.cls.__name__, tuple(flat)))
+        self.effects.append(r.ReplaceContents(target, kind, tuple(flat)))
 
     def _cell(self, item: CellValue) -> r.Recipe:
         new = self.remember(item, r.NewCell())

@@ -15,10 +15,7 @@ that has no factors), where that lies in a `try` of the program's: Python goes t
 
 from __future__ import annotations
 
-import contextlib
-import dis
 import linecache
-import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,27 +27,20 @@ from dovetail_prims.stated import STATE
 from torch.fx import Graph, Node
 
 from dovetail_capture.captured_frame import ValueChecks
+from dovetail_capture.interpreter import handlers
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.library.checks import truth_number
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import TupleValue
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    FunctionValue,
-    GeneratorValue,
-)
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.skip import is_skipped
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.bytecode import Instruction
-    from dovetail_capture.interpreter.frame import Frame
     from dovetail_capture.interpreter.machine import Interpreter
     from dovetail_capture.interpreter.session import Session
 
@@ -127,82 +117,6 @@ def take(vm: Interpreter, conditions: Sequence[tuple[Value, bool]]) -> bool:
     return True
 
 
-def handles(frame: Frame) -> bool:
-    """Is an exception that is raised here handled in the frame, which then goes on? (A `with` block
-    lets it pass; functions of the standard library give it on, or what they make of it.)"""
-    if is_skipped(frame.code):
-        return False
-    decoded, index = frame.decoded, frame.current.index
-    seen: set[int] = set()
-    while (entry := decoded.entry_for(index)) is not None and index not in seen:
-        seen.add(index)
-        index = entry.target
-        names = [i.opname for i in decoded.instructions[index : index + 3]]
-        if names[:2] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"] and names != _LET_GO:
-            return names[:1] != ["CALL_INTRINSIC_1"]  # that of a generator, which lets all pass
-    return index in seen
-
-
-def handler_around(vm: Interpreter) -> str:
-    """What handles an exception that is raised here: "caught" by an `except` clause or a block that
-    may keep it, "noticed" by a `finally`, or "" by none."""
-    found = {_handler_in(vm, frame, frame.current.index) for frame in vm.frames}
-    return next((grade for grade in reversed(_GRADES) if grade in found), "")
-
-
-def _handler_in(vm: Interpreter, frame: Frame, index: int) -> str:
-    instructions, seen, found = frame.decoded.instructions, set[int](), ""
-    while (entry := frame.decoded.entry_for(index)) is not None and index not in seen:
-        seen.add(index)
-        index = entry.target
-        names = [i.opname for i in instructions[index : index + 3]]
-        if names[:1] != ["PUSH_EXC_INFO"]:  # the end of a handler, or of a generator
-            continue
-        if names[1] == "WITH_EXCEPT_START":
-            if entry.depth <= len(frame.stack) and _may_keep(vm, frame.stack[entry.depth - 1]):
-                return "caught"
-        elif names[1] == "POP_TOP" or _has_clause(instructions, index + 1):
-            return "caught"
-        else:
-            found = "noticed"
-    return found
-
-
-def _has_clause(instructions: Sequence[Instruction], at: int) -> bool:
-    """Does a handler begin with an `except` clause for a class?"""
-    while instructions[at].opname.startswith("LOAD_") or instructions[at].opname == "BUILD_TUPLE":
-        at += 1
-    return instructions[at].opname == "CHECK_EXC_MATCH"
-
-
-def _may_keep(vm: Interpreter, leave: Any) -> bool:
-    """May the `__exit__` of a `with` block keep an exception to itself?"""
-    if not isinstance(leave, BoundMethod):
-        return False
-    if isinstance(leave.function, FunctionValue):
-        return _gives_truth(leave.function.code)
-    real = vm.as_python(leave.function)
-    if real is contextlib._GeneratorContextManager.__exit__:
-        waits = vm.get_attr(leave.receiver, "gen")
-        if not isinstance(waits, GeneratorValue):
-            return True
-        return _handler_in(vm, waits.frame, waits.frame.current.index) == "caught"
-    return isinstance(real, types.FunctionType) and _gives_truth(real.__code__)
-
-
-def _gives_truth(code: types.CodeType) -> bool:
-    """May a function return anything but None and False?"""
-    before = ""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "RETURN_VALUE" and before != "LOAD_CONST None or False":
-            return True
-        if instruction.opname == "RETURN_CONST" and instruction.argval not in (None, False):
-            return True
-        given = instruction.opname == "LOAD_CONST" and instruction.argval in (None, False)
-        before = "LOAD_CONST None or False" if given else instruction.opname
-    return False
-
-
 # By name, what raises for what is in its arguments, not only for their shapes and types.
 _FAILS = frozenset(
     {"take", "take_along_dim", "gather", "index_select", "embedding", "embedding_bag", "one_hot",
@@ -212,13 +126,17 @@ _FAILS = frozenset(
      "index_copy", "index_fill", "index_put", "index_reduce", "put", "histc", "poisson", "logdet",
      "segment_reduce"}
 )  # fmt: skip
+_ANY_NUMBERS = frozenset(
+    {"linalg_vector_norm", "linalg_vecdot", "linalg_cross", "linalg_diagonal", "linalg_matmul",
+     "linalg_multi_dot", "linalg_vander"}
+)  # fmt: skip
 _DIVIDES = frozenset({"floordiv", "mod", "floor_divide", "remainder", "fmod", "ifloordiv", "imod"})
 
 
 def _may_fail(name: str, args: Sequence[Value]) -> bool:
     """May an operation raise for what is in its arguments?"""
     name = name.strip("_")
-    if name in _FAILS or name.startswith("linalg_"):
+    if name in _FAILS or (name.startswith("linalg_") and name not in _ANY_NUMBERS):
         return True
     if name in ("getitem", "setitem"):
         parts = args[1].items if isinstance(args[1], TupleValue) else args[1:2]
@@ -237,13 +155,20 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
     """An operation is recorded: where it may raise what the program handles, the frame has to run
     again if the graph raises. Breaks the graph if it could not. (Any operation may raise, for want
     of memory or of a kernel for its types: there the frame runs again if it can.)"""
-    around, pending = handler_around(vm), vm.session.checks
+    pending = vm.session.checks
+    if pending.raised is not None:
+        raise GraphBreakSignal("an operation in a `finally`")
     if not _may_fail(name, args):
-        if around and pending.allowed:
-            pending.raising = pending.raising or "perhaps"
-    elif pending.allowed:
-        grades = {pending.raising, around}
-        pending.raising = next(grade for grade in reversed(_GRADES) if grade in grades)
+        if pending.allowed and not pending.raising and handlers.any_around(vm):
+            pending.raising = "perhaps"
+        return
+    around = handlers.handler_around(vm)
+    if pending.allowed:
+        pending.raising = handlers.worst(pending.raising, around)
+        if around == "noticed":
+            _row_here(vm)
+    elif around == "noticed" and not vm.session.exports and _passes(vm):
+        return
     elif around in _must_run(vm.session):
         raise GraphBreakSignal(
             f"`{name}`, which may raise for its data, in a `try` that may handle it",
@@ -251,7 +176,37 @@ def note_operation(vm: Interpreter, name: str, args: Sequence[Value]) -> None:
         )
 
 
-_GRADES = ("", "perhaps", "noticed", "caught")
+_MOST_ROWS = 4  # of `finally` blocks that are looked at, each by an attempt of its own
+
+
+def _row_here(vm: Interpreter) -> int:
+    """The number of the row of blocks around this operation, in the order of the program."""
+    rows, row = vm.session.checks.rows, handlers.row_around(vm)
+    if row not in rows:
+        rows.append(row)
+    return rows.index(row)
+
+
+def _passes(vm: Interpreter) -> bool:
+    """Can it be said what leaving the `finally` blocks around here does? Where that is yet to be
+    seen, an error is raised in the program: this attempt is to show it."""
+    pending, row = vm.session.checks, _row_here(vm)
+    if row >= _MOST_ROWS:
+        return False
+    if row < len(pending.way.leaves):
+        return pending.way.admits(row)
+    pending.raised = vm.held(pending.error)
+    raise ProgramException(pending.raised)
+
+
+def notices(session: Session) -> bool:
+    """Would only `finally` blocks see that the graph raises, and the frame could not run again?"""
+    pending = session.checks
+    if session.exports or pending.holds or pending.raising != "noticed":
+        return False
+    if len(pending.rows) > _MOST_ROWS:
+        return False
+    return not may_run_again(session) or not _leaves_no_mode(session.recorder.graph)
 
 
 def _must_run(session: Session) -> tuple[str, ...]:
@@ -260,9 +215,6 @@ def _must_run(session: Session) -> tuple[str, ...]:
     if session.exports:
         return ()
     return ("caught",) if session.fullgraph else ("noticed", "caught")
-
-
-_LET_GO = ["COPY", "POP_EXCEPT", "RERAISE"]  # of an exception that is handled no longer
 
 
 def _is_watched(session: Session) -> bool:

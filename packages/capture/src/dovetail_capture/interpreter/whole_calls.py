@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
+from dovetail_capture.interpreter.library.structures import Parts, made_of
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.recorder import NotAGraphArgument
@@ -67,7 +68,7 @@ def record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
     call.__name__, call.__qualname__ = real.__name__, real.__qualname__
     call.__module__ = real.__module__
     given = vm.record("call_function", call, taken.leaves, {})
-    return _put_together(vm, specs[0], vm.iterate(given))
+    return put_together(vm, specs[0], vm.iterate(given))
 
 
 class _OtherResult(Exception):
@@ -177,11 +178,11 @@ class _TakenApart:
         )
 
 
-def _put_together(vm: Interpreter, spec: Any, leaves: Iterator[Value]) -> Value:
+def put_together(vm: Interpreter, spec: Any, leaves: Iterator[Value]) -> Value:
     """The value of a result, of its leaves."""
     if spec.is_leaf():
         return next(leaves)
-    children = [_put_together(vm, child, leaves) for child in spec.children()]
+    children = [put_together(vm, child, leaves) for child in spec.children()]
     if spec.type is tuple:
         return TupleValue(children)
     if spec.type is list:
@@ -194,5 +195,5 @@ def _put_together(vm: Interpreter, spec: Any, leaves: Iterator[Value]) -> Value:
             dicts.put(vm, made, vm.constant(key), child)
         made.mutated = False
         return made
-    unflatten = pytree.SUPPORTED_NODES[spec.type].unflatten_fn
-    return vm.call(vm.held(unflatten), [ListValue(children), vm.constant(spec.context)], {})
+    cls, context = spec.context if spec.type is Parts else (spec.type, spec.context)
+    return made_of(vm, cls, context, children)

@@ -402,9 +402,15 @@ def _object(session: Session, real: Any, source: Source) -> Value:
         value.fields.origin = None
     else:
         seen = session.known.get(id(attributes))
+        shared = session.instance_dicts.get(id(attributes))
+        place = session.sources.attr
         if isinstance(seen, DictValue) and seen.source is not None:  # by another way
-            session.same(seen.source, session.sources.attr(source, "__dict__"))
+            session.same(seen.source, place(source, "__dict__"))
             value.fields = seen
+        elif shared is not None:  # by another object, of which it is the dictionary, too
+            assert shared.holder is not None and shared.holder.source is not None
+            session.same(place(shared.holder.source, "__dict__"), place(source, "__dict__"))
+            value.fields = shared
         else:
             session.instance_dicts[id(attributes)] = value.fields
             session.keep_alive.append(attributes)

@@ -12,6 +12,7 @@ from dovetail_capture.interpreter.library.numpy_arrays import (
     HINT,
     as_array,
     ask,
+    holds_tensor,
     numpy_dtype,
     torch_dtype,
 )
@@ -19,6 +20,7 @@ from dovetail_capture.interpreter.library.tensor_creation import inlined, with_d
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 try:
@@ -71,6 +73,16 @@ def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("`numpy()` of a tensor that has no array", "detach it first")
     numpy_dtype(fake.dtype)
     return ArrayValue(tensor, np.ndarray)
+
+
+def over_memory(vm: Interpreter, value: Value) -> Value:
+    """The value with arrays over their memory in place of tensors."""
+    if isinstance(value, TensorValue):
+        return tensor_numpy(vm, [value], {})
+    if holds_tensor(vm, value):
+        assert isinstance(value, (TupleValue, ListValue))
+        return type(value)([over_memory(vm, item) for item in vm.iterate(value)])
+    return value
 
 
 def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -31,6 +31,7 @@ from dovetail_capture.interpreter.library.numpy_conversions import (
     astype,
     converted,
     item,
+    over_memory,
     tensor_numpy,
     tensor_of,
     tolist,
@@ -45,6 +46,8 @@ from dovetail_capture.interpreter.library.numpy_names import (
     METHODS,
     NEED_TENSORS,
     OF_SEQUENCES,
+    OF_SEVERAL,
+    OF_TWO,
     OPERATORS,
     SAME_NAMES,
     TORCH_NAMES,
@@ -80,7 +83,8 @@ def mapped(
     computes_in_result: bool = True,
     needs_tensors: bool = False,
 ) -> Handler:
-    """A NumPy function that runs as `twin` on tensors. `computes_in_result`: its arguments are
+    """A NumPy function that runs as `twin` on tensors, which it may also be called with: whether
+    that gives tensors or arrays, NumPy tells. `computes_in_result`: its arguments are
     first brought to the dtype of the result, as NumPy's loops do; truth values tell nothing, then
     it is the arguments' common dtype."""
     try:
@@ -90,13 +94,19 @@ def mapped(
     name = getattr(fn, "__name__", str(fn))
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        if not any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+        of_tensors = any(holds_tensor(vm, arg) for arg in (*args, *kwargs.values()))
+        if not of_tensors and not any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
             return PASS
         try:
             takes.bind(*args, **kwargs)
         except TypeError as error:
             raise GraphBreakSignal(f"the numpy function `{name}`: {error}", HINT) from None
         like = ask(vm, fn, args, kwargs)
+        told = like
+        if of_tensors:
+            args = [over_memory(vm, arg) for arg in args]
+            kwargs = {key: over_memory(vm, arg) for key, arg in kwargs.items()}
+            like = ask(vm, fn, args, kwargs)
         if computes_in_result and any(_is_complex(vm, arg) for arg in args):
             raise GraphBreakSignal(f"the numpy function `{name}` of complex numbers", HINT)
         dtype = None
@@ -121,9 +131,18 @@ def mapped(
         found = as_array(vm, name, vm.call(Constant(twin), tensors, named), like)
         if name in COPIED:
             note_copy(vm, args[0] if args else next(iter(kwargs.values())), found)
-        return found
+        return _as_tensor(vm, name, found, told) if isinstance(told, torch.Tensor) else found
 
     return handler
+
+
+def _as_tensor(vm: Interpreter, name: str, array: Value, like: torch.Tensor) -> Value:
+    """The tensor that NumPy makes of what it computed of tensors."""
+    if not isinstance(array, ArrayValue) or tuple(array.tensor.sizes) != tuple(like.shape):
+        raise GraphBreakSignal(f"the numpy function `{name}` of tensors", HINT)
+    if array.tensor.fake.dtype == like.dtype:
+        return array.tensor
+    return vm.record("call_method", "to", [array.tensor, Constant(like.dtype)], {})
 
 
 def _check_whole_numbers(name: str, args: Args, limits: Any) -> None:
@@ -340,35 +359,42 @@ _CONVERT: set[Any] = set()
 
 def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`np.where(condition, x, y)`: the condition keeps its dtype."""
-    if not any(isinstance(arg, ArrayValue) for arg in args):
+    if not any(holds_array(vm, arg) or holds_tensor(vm, arg) for arg in args):
         return PASS
     if len(args) != 3 or kwargs:
         raise GraphBreakSignal("`where` whose result's shape depends on data", HINT)
+    args = [_array_of(vm, over_memory(vm, arg)) for arg in args]
     like = ask(vm, np.where, args, kwargs)
     condition = as_tensors(vm, args[0], torch.bool)
     parts = [as_tensors(vm, arg, torch_dtype(like.dtype)) for arg in args[1:]]
     return as_array(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
 
 
-def _of_arrays(fn: Any, count: int) -> Handler:
+def _array_of(vm: Interpreter, value: Value, numbers: bool = False) -> Value:
+    """The array of a tuple or list, and of a number, if asked for."""
+    number = isinstance(value, Constant) and isinstance(value.value, (bool, int, float))
+    if not isinstance(value, (TupleValue, ListValue)) and not (numbers and number):
+        return value
+    if not holds_tensor(vm, value):
+        return HANDLERS[np.asarray](vm, [value], {})
+    like = ask(vm, np.asarray, [value], {})
+    found = _array_of(vm, over_memory(vm, value))
+    return as_array(vm, "asarray", found.tensor if isinstance(found, ArrayValue) else found, like)
+
+
+def _of_arrays(fn: Any, count: int, numbers: bool = False) -> Handler:
     """A function that first makes arrays of its arguments, of so many; of a `count` of 0, of what
-    its first argument holds."""
+    its first argument holds. Of `numbers`, too, if these are arrays like others there."""
     of_arrays = HANDLERS[fn]
 
-    def array_of(vm: Interpreter, value: Value) -> Value:
-        number = isinstance(value, Constant) and isinstance(value.value, (bool, int, float))
-        if number or isinstance(value, (TupleValue, ListValue)):
-            return HANDLERS[np.asarray](vm, [value], {})
-        return value
-
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        if not any(holds_array(vm, arg) for arg in args):
-            return PASS
+        if not any(holds_array(vm, arg) or holds_tensor(vm, arg) for arg in args):
+            return of_arrays(vm, args, kwargs)
         if count:
-            given = [array_of(vm, arg) for arg in args[:count]]
+            given = [_array_of(vm, arg, numbers) for arg in args[:count]]
             return of_arrays(vm, [*given, *args[count:]], kwargs)
         if isinstance(args[0], (TupleValue, ListValue)):
-            parts = TupleValue([array_of(vm, item) for item in vm.iterate(args[0])])
+            parts = TupleValue([_array_of(vm, item, numbers) for item in vm.iterate(args[0])])
             args = [parts, *args[1:]]
         return of_arrays(vm, args, kwargs)
 
@@ -381,7 +407,7 @@ def _like(fn: Any) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if args and isinstance(args[0], TensorValue):
-            args = [tensor_numpy(vm, [args[0]], {}), *args[1:]]
+            args = [over_memory(vm, args[0]), *args[1:]]
         return of_arrays(vm, args, kwargs)
 
     return handler
@@ -434,15 +460,20 @@ def _fill_tables() -> None:
         HANDLERS[ufunc] = mapped(ufunc, getattr(torch, f"bitwise_{name}"))
     HANDLERS[np.invert] = mapped(np.invert, torch.bitwise_not)
     UFUNC_OF.update({symbol: getattr(np, name) for symbol, name in UFUNCS.items()})
+    for ufunc in [fn for fn in HANDLERS if isinstance(fn, np.ufunc)]:
+        HANDLERS[ufunc] = _of_arrays(ufunc, ufunc.nin)
     for name, (twin, computes) in FUNCTIONS.items():
-        HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, computes)
+        fn = getattr(np, name)
+        HANDLERS[fn] = mapped(fn, twin, computes)
+        if name not in OF_SEQUENCES and name not in OF_SEVERAL:
+            HANDLERS[fn] = _of_arrays(fn, 2 if name in OF_TWO else 1)
     likes: tuple[Any, ...] = (np.zeros_like, np.ones_like, np.full_like, np.empty_like)
     for like in likes:
         HANDLERS[like] = _like(like)
     HANDLERS[np.interp] = mapped(np.interp, twins.interp)
-    HANDLERS[np.interp] = _of_arrays(np.interp, 3)
+    HANDLERS[np.interp] = _of_arrays(np.interp, 3, numbers=True)
     for name in OF_SEQUENCES:
-        HANDLERS[getattr(np, name)] = _of_arrays(getattr(np, name), 0)
+        HANDLERS[getattr(np, name)] = _of_arrays(getattr(np, name), 0, numbers=True)
     for name, (twin, computes) in METHODS.items():
         HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
     _CONVERT.update((np.array, np.asarray))

@@ -68,6 +68,8 @@ FUNCTIONS: dict[str, tuple[Any, bool]] = {
 }  # fmt: skip
 # Functions of a sequence of arrays, or of what becomes an array.
 OF_SEQUENCES = ("concatenate", "stack", "vstack", "hstack", "dstack", "column_stack")
+OF_SEVERAL = ("meshgrid", "einsum")  # arguments, as many as there are
+OF_TWO = ("dot", "outer", "kron", "inner", "take_along_axis")
 METHODS: dict[str, tuple[Any, bool]] = {
     **{name: FUNCTIONS[name] for name in (
         "sum", "mean", "std", "var", "prod", "max", "min", "argmax", "argmin", "all", "any",

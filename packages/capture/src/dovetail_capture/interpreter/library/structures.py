@@ -28,6 +28,23 @@ class Slot:
     index: int
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What an object of a class that `torch.utils._pytree` knows is made of, in its place where
+    torch's transforms take structures apart and put them together."""
+
+    cls: type
+    context: Any
+    children: tuple[Any, ...]
+
+
+pytree.register_pytree_node(
+    Parts,
+    lambda parts: (list(parts.children), (parts.cls, parts.context)),
+    lambda children, of: Parts(of[0], of[1], tuple(children)),
+)
+
+
 def structure(vm: Interpreter, value: Value, leaf: Callable[[Value], Any]) -> Any:
     """The containers that a value is made of, as PyTorch's transforms know them, and what `leaf`
     gives for what else is in them."""
@@ -44,7 +61,27 @@ def structure(vm: Interpreter, value: Value, leaf: Callable[[Value], Any]) -> An
     if isinstance(value, ObjectValue) and is_namedtuple(value.cls):
         assert isinstance(value.native, TupleValue)
         return value.cls._make(structure(vm, item, leaf) for item in vm.iterate(value.native))  # type: ignore[attr-defined]
+    if isinstance(value, ObjectValue) and value.cls in pytree.SUPPORTED_NODES:
+        flatten = pytree.SUPPORTED_NODES[value.cls].flatten_fn
+        children, context = vm.iterate(vm.call(vm.held(flatten), [value], {}))
+        known = vm.as_python(context)
+        if known is UNKNOWN:
+            raise GraphBreakSignal(f"{value.describe()}, whose structure is not a constant")
+        items = tuple(structure(vm, item, leaf) for item in vm.iterate(children))
+        return Parts(value.cls, known, items)
     return leaf(value)
+
+
+def holds_objects(template: Any) -> bool:
+    """Are there objects of classes of the program's in a structure?"""
+    leaves = pytree.tree_leaves(template, is_leaf=lambda part: type(part) is Parts)
+    return any(type(leaf) is Parts for leaf in leaves)
+
+
+def made_of(vm: Interpreter, cls: type, context: Any, children: list[Value]) -> Value:
+    """An object of a class that `torch.utils._pytree` knows, put together."""
+    unflatten = vm.held(pytree.SUPPORTED_NODES[cls].unflatten_fn)
+    return vm.call(unflatten, [ListValue(children), vm.constant(context)], {})
 
 
 def template_of(vm: Interpreter, value: Value, tensors: list[TensorValue]) -> Any:
@@ -90,4 +127,7 @@ def filled(vm: Interpreter, template: Any, tensors: list[Value]) -> Value:
         for key, item in template.items():
             dicts.put(vm, new, Constant(key), filled(vm, item, tensors))
         return new
+    if isinstance(template, Parts):
+        children = [filled(vm, item, tensors) for item in template.children]
+        return made_of(vm, template.cls, template.context, children)
     return vm.constant(template)

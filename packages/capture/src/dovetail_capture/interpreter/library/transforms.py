@@ -21,9 +21,11 @@ from torch.utils import _pytree as pytree
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, transforms_around
 from dovetail_capture.interpreter.library.structures import (
+    Parts,
     Slot,
     count_slots,
     filled,
+    holds_objects,
     rebuilt,
     structure,
     template_of,
@@ -35,6 +37,7 @@ from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.whole_calls import put_together
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -56,8 +59,10 @@ def _options(vm: Interpreter, transform: Any, args: Args, kwargs: Kwargs) -> dic
     bound = inspect.signature(transform).bind(*args, **kwargs)
     options = {}
     for name, value in list(bound.arguments.items())[1:]:
-        options[name] = vm.as_python(value)
-        if options[name] is UNKNOWN:
+        options[name], tensors = vm.as_python(value), list[TensorValue]()
+        if options[name] is UNKNOWN and name == "in_dims":
+            options[name] = template_of(vm, value, tensors)
+        if options[name] is UNKNOWN or tensors:
             raise GraphBreakSignal(f"{transform.__name__} with {name}={value.describe()}")
     return options
 
@@ -98,6 +103,8 @@ def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
     if dims is None or isinstance(dims, int):
         return [dims] * count_slots(template)
     parts: list[tuple[Any, Any]] | None = None
+    if isinstance(dims, Parts) and isinstance(template, Parts) and dims.cls is template.cls:
+        return _dimensions_of(dims.children, template.children)
     if isinstance(dims, (tuple, list)) and type(template) is type(dims):
         parts = list(zip(dims, template, strict=False)) if len(dims) == len(template) else None
     elif isinstance(dims, dict) and isinstance(template, dict) and dims.keys() == template.keys():
@@ -236,7 +243,18 @@ def _apply(
     template = ((*inner.template[0], *further), inner.template[1])
     target = _node_function(transform, options, inner, template, len(tensors))
     arguments: Args = [*tensors, *inner.captured]
-    return vm.session.recorder.record("call_function", target, arguments, {})
+    if not holds_objects(template) and not holds_objects(inner.result):
+        return vm.session.recorder.record("call_function", target, arguments, {})
+    specs: list[Any] = []
+
+    def flat(*given: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(target(*given))
+        specs[:] = [spec]
+        return tuple(leaves)
+
+    flat.__name__ = target.__name__
+    given = vm.session.recorder.record("call_function", flat, arguments, {})
+    return put_together(vm, specs[0], vm.iterate(given))
 
 
 def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kwargs) -> Value:

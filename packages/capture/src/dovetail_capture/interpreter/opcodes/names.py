@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail_guards import clauses as c
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 _BUILTINS = builtins.__dict__
 
 
-def global_value(frame: Frame, name: str) -> Value:
-    """A global or builtin, read through the frame's own globals."""
-    vm, globals_ = frame.vm, frame.globals_
+def global_value(vm: Interpreter, globals_: dict[str, Any], name: str) -> Value:
+    """A global or builtin, read through a frame's globals."""
     session = vm.session
     key = (id(globals_), name)
     opened = session.known.get(id(globals_))
@@ -64,7 +63,7 @@ def global_value(frame: Frame, name: str) -> Value:
 
 
 def load_global(frame: Frame, inst: Instruction) -> None:
-    value = global_value(frame, inst.argval)
+    value = global_value(frame.vm, frame.globals_, inst.argval)
     if inst.arg & 1:
         if VERSION >= (3, 13):
             frame.stack.append(value)
@@ -79,7 +78,7 @@ def store_global(frame: Frame, inst: Instruction) -> None:
 
 
 def delete_global(frame: Frame, inst: Instruction) -> None:
-    global_value(frame, inst.argval)
+    global_value(frame.vm, frame.globals_, inst.argval)
     frame.vm.set_global(frame.globals_, inst.argval, None)
 
 
@@ -198,7 +197,9 @@ def _namespace(frame: Frame) -> DictValue:
 
 def load_name(frame: Frame, inst: Instruction) -> None:
     known = dicts.get(frame.vm, _namespace(frame), inst.argval)
-    frame.stack.append(global_value(frame, inst.argval) if known is None else known)
+    if known is None:
+        known = global_value(frame.vm, frame.globals_, inst.argval)
+    frame.stack.append(known)
 
 
 def store_name(frame: Frame, inst: Instruction) -> None:

@@ -134,7 +134,9 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
             continue
         read = dictionary.read.get(hashed)
         whole[hashed] = (key_value, read if read is not None else Lazy(real, child))
-    whole.update(dictionary.entries)
+    for hashed, (put_key, item) in dictionary.entries.items():
+        known = whole.get(hashed)
+        whole[hashed] = (put_key if known is None else known[0], item)
     dictionary.entries = whole
     dictionary.origin = None
     dictionary.deleted = set()
@@ -147,11 +149,19 @@ def _is_plain_key(key: Any) -> bool:
     )
 
 
+def _look_at_keys(vm: Interpreter, dictionary: DictValue, key: Any) -> None:
+    """Read the keys of a dictionary that is to be changed, unless the change is the same whatever
+    they are: what plain keys are given is an overlay, replayed key by key."""
+    if dictionary.origin is None or dictionary.is_instance_dict:
+        return
+    if not _is_plain_key(key) or key != key:  # (of a NaN, that very object is the key)
+        materialise(vm, dictionary)
+
+
 def put(vm: Interpreter, dictionary: DictValue, key: Value, value: Value) -> None:
     """`dictionary[key] = value`."""
     hashed = hash_key(key)
-    if dictionary.origin is not None and not dictionary.is_instance_dict:
-        materialise(vm, dictionary)
+    _look_at_keys(vm, dictionary, hashed)
     known = dictionary.entries.get(hashed)
     if known is None and dictionary.source is not None:
         dictionary.moves.append(("put", key))
@@ -162,8 +172,7 @@ def put(vm: Interpreter, dictionary: DictValue, key: Value, value: Value) -> Non
 
 def delete(vm: Interpreter, dictionary: DictValue, key: Any, how: str = "pop") -> bool:
     """`del dictionary[key]` by hash key, or what `how` says; False if it is absent."""
-    if dictionary.origin is not None and not dictionary.is_instance_dict:
-        materialise(vm, dictionary)
+    _look_at_keys(vm, dictionary, key)
     present = contains(vm, dictionary, key)
     if not present:
         return False
@@ -185,7 +194,7 @@ def move(dictionary: DictValue, how: str, key: Value) -> None:
 def length(vm: Interpreter, dictionary: DictValue) -> int:
     """`len(dictionary)`."""
     origin = dictionary.origin
-    if origin is not None and not dictionary.is_instance_dict:
+    if origin is not None and not dictionary.is_instance_dict and not dictionary.mutated:
         assert dictionary.source is not None
         vm.session.guard(c.LengthIs, dictionary.source, len(origin))
         return len(origin)

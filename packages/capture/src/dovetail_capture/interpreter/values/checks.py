@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dovetail_capture.captured_frame import Way
+from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -54,3 +56,8 @@ class PendingChecks:
     holds: dict[torch.device, TensorValue] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
     raising: str = ""
+    way: Way = field(default_factory=Way)
+    rows: list[Any] = field(default_factory=list)  # of `finally` blocks around what may raise
+    error: BaseException | None = None  # is raised in the next one, to see what it does, ...
+    raised: Value | None = None  # ... and was
+    handlers: dict[tuple[int, int, int], str] = field(default_factory=dict)  # what `try`s do
