@@ -552,6 +552,36 @@ def test_what_autograd_lost_track_of_gives_no_gradient_in_silence(
         assert not compiled(x)[1].requires_grad
 
 
+@pytest.mark.parametrize("with_result", [False, True])
+def test_a_view_under_no_grad_of_a_result_whose_backward_raises(with_result: bool) -> None:
+    """It says that it requires a gradient, as the result does."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        z = x.square()
+        with torch.no_grad():
+            row, column = z[0], z[:, 1]
+        tracked = z[1]
+        x.zero_()  # (which square has saved)
+        return (x + 1, row, column, tracked, *((z,) if with_result else ()))
+
+    def found(call: Callable[[Tensor], tuple[Tensor, ...]]) -> object:
+        leaf = torch.linspace(0.1, 1, 12).view(3, 4).clone().requires_grad_()
+        first, row, column, tracked, *rest = call(leaf * 1)
+        flags = [(t.requires_grad, t.is_leaf) for t in (first, row, column, tracked, *rest)]
+        is_view = [t._base is tracked._base for t in (row, column)]
+        for out in (tracked, *rest):
+            with pytest.raises(RuntimeError, match="modified by an inplace"):
+                out.sum().backward(retain_graph=True)
+            with pytest.raises(RuntimeError, match="modified by an inplace"):
+                torch.autograd.grad(out.sum(), leaf, retain_graph=True)
+        first.sum().backward()
+        return flags, is_view, [t.tolist() for t in (row, column, tracked, *rest, leaf.grad)]
+
+    x = torch.ones(3, 4, requires_grad=True) * 1
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    assert found(compiled) == found(function)
+
+
 def test_a_view_of_one_made_under_no_grad_is_taken_before_the_write() -> None:
     """Since the write autograd refuses views of it."""
 

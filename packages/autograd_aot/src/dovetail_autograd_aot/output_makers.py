@@ -18,11 +18,13 @@ aten = torch.ops.aten
 class CallOutputs(list[Any]):
     """The outputs of a call, as far as they are made. `together` are the views that one operator
     took at once, of which several are outputs, by its call in the trace and the id of the tensor
-    that all of them were taken of, by way of others or not; with that tensor."""
+    that all of them were taken of, by way of others or not; with that tensor. `lost` are the
+    forward outputs, by their numbers, whose backward raises an error."""
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         super().__init__(outputs)
         self.together: dict[tuple[int, int], tuple[Any, Sequence[Any]]] = {}
+        self.lost: dict[int, torch.Tensor] = {}
 
 
 Maker = Callable[[Sequence[Any], Sequence[Any], CallOutputs], Any]
@@ -64,6 +66,8 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
         info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
+    if info.of_lost and info.counter is None:
+        return _of_lost(info, signature)
     of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
     if info.untracked and info.counter is None and (of_input or not info.lost):
         return _untracked_view(info, signature)
@@ -78,6 +82,22 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return lost_tensor(tensor, info.lost, [*filter(has_history, inputs), *others])
 
     return lost
+
+
+def _of_lost(info: OutputInfo, signature: Signature) -> Maker:
+    """What has its gradient, if it has one, of a forward output whose backward raises an error."""
+    make = output_maker(replace(info, lost="", of_lost=False), signature)
+    base = info.base
+    assert base is not None
+
+    def of_lost(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
+        lost = outputs.lost.get(base)
+        if lost is None:
+            others = filter(has_history, (*inputs, *outputs))
+            lost = outputs.lost[base] = lost_tensor(results[base], info.lost, list(others))
+        return make(inputs, [*results[:base], lost, *results[base + 1 :]], outputs)
+
+    return of_lost
 
 
 def lost_tensor(tensor: torch.Tensor, why: str, others: Sequence[torch.Tensor]) -> torch.Tensor:
