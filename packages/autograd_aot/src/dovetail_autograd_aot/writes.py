@@ -53,9 +53,8 @@ def fill(tracer: Tracer, func: OpOverload, args: tuple[Any, ...]) -> FakeTensor:
     value = args[1] if func is aten.fill_.Scalar else 0
     sizes = [tracer.nodes(s) for s in tensor._sizes]
     kwargs = {"dtype": tensor._dtype, "device": tensor._device}
-    write_value(
-        tracer, tensor, tracer.node_op(aten.full.default, (sizes, tracer.nodes(value)), kwargs)
-    )
+    filled = tracer.node_op(aten.full.default, (sizes, tracer.nodes(value)), kwargs)
+    write_value(tracer, tensor, filled, uniform=True)
     return tensor
 
 
