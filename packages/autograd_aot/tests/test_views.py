@@ -585,6 +585,25 @@ def test_a_view_under_no_grad_of_a_result_whose_backward_raises(with_result: boo
     assert found(compiled) == found(function)
 
 
+def test_a_piece_is_no_view_of_what_was_taken_under_no_grad() -> None:
+    """Both outputs go through one `unbind`; one of them is taken under no_grad from there on."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        x.fill_(2)
+        (piece,) = x.unbind(0)
+        with torch.no_grad():
+            column = piece.flatten()[1:]
+        return column, piece
+
+    def found(call: Callable[[Tensor], tuple[Tensor, ...]]) -> object:
+        outputs = call(torch.randn(1, 3, requires_grad=True) * 1)
+        return [(t.requires_grad, t.is_leaf, t.tolist()) for t in outputs]
+
+    x = torch.randn(1, 3, requires_grad=True) * 1
+    compiled = aot_compile(as_graph(function, 1), [x], forward_compiler=run_fx)
+    assert found(compiled) == found(function)
+
+
 def test_a_view_of_one_made_under_no_grad_is_taken_before_the_write() -> None:
     """Since the write autograd refuses views of it."""
 

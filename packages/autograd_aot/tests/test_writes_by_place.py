@@ -134,3 +134,30 @@ def test_strides_of_an_input_that_begins_elsewhere() -> None:
     with pytest.raises(TraceError, match="does not begin where its storage does, with gradients"):
         inner = (leaf * 1)[4:].view(3, 4)
         aot_compile(as_graph(_by_strides, 1), [inner], forward_compiler=run_fx)
+
+
+LISTS: dict[str, Callable[[Tensor], Any]] = {
+    "twice": lambda x: torch._foreach_mul_([x, x], 2.0),
+    "pieces that overlap": lambda x: torch._foreach_mul_([x[:2], x[1:]], [2.0, 3.0]),
+    "pieces that do not": lambda x: torch._foreach_mul_([x[2:], x[:2]], 2.0),
+    "rows of one": lambda x: torch._foreach_add_(list(x[:1].expand(3, *x.shape[1:])), 1.0),
+    "read later": lambda x: torch._foreach_add_([x[:1], x[2:3]], [x[1:2], x[:1]], alpha=2),
+    "three lists": lambda x: torch._foreach_addcmul_([x[:1], x[1:2]], [x[2:3]] * 2, [x[3:], x[:1]]),
+    "copies": lambda x: torch._foreach_copy_([x[1:2], x[2:3]], [x[:1], x[1:2]]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_tensors_in_one_memory(name: str) -> None:
+    """Eager goes through them one after another."""
+
+    def fn(x: Tensor) -> tuple[Any, ...]:
+        copy = x * 1
+        LISTS[name](copy)
+        LISTS[name](x)
+        return copy, x + 1
+
+    ours, theirs = (torch.arange(1.0, 13).view(4, 3) for _ in range(2))
+    compiled = aot_compile(as_graph(fn, 1), [ours.clone()], forward_compiler=run_fx)
+    torch.testing.assert_close(compiled(ours), fn(theirs))
+    assert torch.equal(ours, theirs) and ours._version == theirs._version

@@ -17,13 +17,14 @@ aten = torch.ops.aten
 
 class CallOutputs(list[Any]):
     """The outputs of a call, as far as they are made. `together` are the views that one operator
-    took at once, of which several are outputs, by its call in the trace and the id of the tensor
-    that all of them were taken of, by way of others or not; with that tensor. `lost` are the
+    took at once, of which several are outputs, by its call in the trace, the id of the tensor that
+    all of them were taken of, by way of others or not, and the grad mode; with that tensor. `lost`
+    are the
     forward outputs, by their numbers, whose backward raises an error."""
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         super().__init__(outputs)
-        self.together: dict[tuple[int, int], tuple[Any, Sequence[Any]]] = {}
+        self.together: dict[tuple[int, int, bool], tuple[Any, Sequence[Any]]] = {}
         self.lost: dict[int, torch.Tensor] = {}
 
 
@@ -313,7 +314,8 @@ def make_view(
         start = base.storage_offset() if places else 0
         origin, done = tensor, 0
         for i, call, index in several:  # (all that comes of one call has come the same way to it)
-            made = outputs.together.get((call, id(origin)))
+            graded = steps[i].grad_mode and torch.is_grad_enabled()
+            made = outputs.together.get((call, id(origin), graded))
             if made is not None:
                 tensor, done = made[1][index], i + 1
                 break
@@ -323,12 +325,13 @@ def make_view(
             kwargs = {k: number(v, results) for k, v in step.kwargs}
             if places and step.op is aten.as_strided.default:
                 args[2] += start
-            with torch.set_grad_enabled(step.grad_mode and torch.is_grad_enabled()):
+            graded = step.grad_mode and torch.is_grad_enabled()
+            with torch.set_grad_enabled(graded):
                 if of is None:
                     tensor = step.op(tensor, *args, **kwargs)
                     continue
                 views = of.op(tensor, *args)
-                outputs.together[of.call, id(origin)] = origin, views
+                outputs.together[of.call, id(origin), graded] = origin, views
                 tensor = views[step.index]
         return tensor
 
