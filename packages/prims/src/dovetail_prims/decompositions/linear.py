@@ -13,8 +13,8 @@ def mv(self: Tensor, vec: Tensor) -> Tensor:
 
 
 def dot(self: Tensor, tensor: Tensor) -> Tensor:
-    """The sum of products, which fuses with what is around it; a row times a column of complex
-    numbers, and on a GPU of so many elements as only a call tells: their sum is not cut up"""
+    """Sum of products; of complex numbers a row times a column"""
+    # (On a GPU a sum of so many elements as only a call tells would be one block's work.)
     cut = self.device.type == "cpu" or type(self.shape[0]) is int
     if cut and not self.is_complex():
         products = aten.sum.default(aten.mul.Tensor(wide(self), wide(tensor)))
