@@ -189,28 +189,34 @@ def test_results_whose_elements_lie_on_one_another(dynamic: bool) -> None:
             assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
 
 
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_call_whose_inputs_lie_as_nothing_compiled_may_is_eager_and_told(grad: bool) -> None:
+@pytest.mark.parametrize("graded", ["nothing", "the factor", "the input"])
+def test_a_call_whose_inputs_lie_as_nothing_compiled_may_is_eager_and_told(graded: str) -> None:
     """Captured for an input that begins where its memory does, called with one that does not."""
 
-    def fn(x: Tensor) -> Tensor:
-        return x.fill_diagonal_(0.5) * 2
+    def fn(x: Tensor, factor: Tensor) -> Tensor:
+        return x.fill_diagonal_(0.5).mul_(factor) * 2
 
     compiled = dovetail.compile(fn)
     for start in (0, 4, 4, 0):
         found = []
         for call in (compiled, fn):
-            leaf = torch.arange(16.0, requires_grad=grad)
+            leaf = torch.arange(16.0, requires_grad=graded == "the input")
             x = (leaf * 1)[start : start + 9].view(3, 3)
-            y = call(x)
-            found.append((y, x, *(torch.autograd.grad(y.sum(), leaf) if grad else ())))
+            x = x if leaf.requires_grad else x.detach()
+            factor = torch.tensor(3.0, requires_grad=graded == "the factor")
+            y = call(x, factor)
+            wanted = [t for t in (leaf, factor) if t.requires_grad]
+            found.append((y, x, *(torch.autograd.grad(y.sum(), wanted) if wanted else ())))
         torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     told = dovetail.report(compiled).as_text()
-    if grad:  # (a view with a history: from the first call on)
+    if graded == "the input":  # (a view with a history: from the first call on)
         assert "a view that autograd takes anew of its base" in told
-    else:
+    elif graded == "the factor":
         why = "a write through as_strided"
         assert f"2 calls ran uncompiled, for where their inputs lie: {why}" in told
+    else:
+        assert "ran uncompiled" not in told
+        assert "inputs that share memory lay in new ways: 1 compilations" in told
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])

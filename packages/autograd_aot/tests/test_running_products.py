@@ -47,6 +47,18 @@ def test_gradients(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
+def test_a_single_factor_passes_its_gradient_on_as_it_lies() -> None:
+    x = torch.randn(1, 4, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor]:
+        (found,) = torch.autograd.grad(x.cumprod(0).sum(), x)
+        return (found,)
+
+    compiled = aot_compile(as_graph(fn, 1), [x], forward_compiler=run_fx)
+    (ours,), (theirs,) = compiled(x), fn(x)
+    assert ours.stride() == theirs.stride() and torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_gradients_of_gradients(dim: int) -> None:
     x = with_zeros(7, 6, torch.float64).requires_grad_()

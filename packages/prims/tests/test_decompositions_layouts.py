@@ -158,6 +158,15 @@ def test_layouts_of_gradients(name: str) -> None:
     assert not mode.different
 
 
+def test_huber_loss_lies_as_its_input_does() -> None:
+    compare = Compare()
+    with torch.no_grad(), compare:
+        for x in (torch.randn(5), torch.randn(5, 5), torch.randn(5, 5).t()):
+            for target in (torch.randn(5, 5), torch.randn(5, 5).t()):
+                F.huber_loss(x.expand(5, 5), target, reduction="none", delta=0.5)
+    assert not compare.different
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "trilinear"])
 @pytest.mark.parametrize("scale", [2, 1.6])
 def test_gradients_of_resized_volumes(mode: str, scale: float) -> None:

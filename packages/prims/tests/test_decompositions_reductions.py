@@ -98,6 +98,17 @@ def test_means_variances_norms(dtype):
         check(aten.trace.default, [draw(3, 5, dtype=dtype)])
 
 
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float16, torch.int64, torch.uint8), ids=str)
+def test_inner_products_are_sums(dtype):
+    """Library calls for products of matrices take several times as long for them."""
+    torch.manual_seed(0)
+    table = core_aten_table()
+    for length in (0, 1, 5, 300):
+        v, w = draw(length, dtype=dtype), draw(length, dtype=dtype)
+        for op in (aten.dot.default, aten.vdot.default):
+            assert "mm.default" not in map(name_of, assert_matches_eager(table, op, [v, w], {}))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_vector_products(dtype):
     torch.manual_seed(0)

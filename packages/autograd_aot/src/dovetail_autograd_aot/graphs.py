@@ -76,7 +76,8 @@ class OutputInfo:
     the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several`: one
     operator made it together with other views, and autograd lets nobody write to those. `counter`:
     outputs of one number share a version counter that is not their base's (views of `.data`).
-    `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
+    `lost`: why autograd has lost track of it (empty if it has not), or, if it is `of_lost`, the
+    error of the backward of its base, a forward output. `untracked`: a view, made under
     no_grad, of a tensor that requires grad. `from_base`: as_strided in `view` counts from where the
     base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
@@ -97,6 +98,7 @@ class OutputInfo:
     several: bool = False
     counter: int | None = None
     lost: str = ""
+    of_lost: bool = False
     untracked: bool = False
     from_base: bool = False
     detached: int | None = None

@@ -20,6 +20,7 @@ from dovetail_autograd_aot.graphs import (
     ViewStep,
 )
 from dovetail_autograd_aot.inputs import (
+    lies_on_itself,
     memory_overlaps,
     refuse_graded_relatives,
     refuse_inner_overlap,
@@ -90,8 +91,8 @@ def _mutated(
     # Autograd saw the write if it moved the input to another place in its graph.
     graded = primal.grad_fn is not trace.grad_fns[index]
     if storage.primal == index:
-        refuse_inner_overlap(trace.examples[index], index)
         if not storage.shared:
+            _need_storage_if_on_itself(trace, index, storage.writer)
             _need_storage_if_overlapped(trace, index, storage.writer)
             if graded:
                 # Those that had a history before get the same gradients from that one.
@@ -101,7 +102,8 @@ def _mutated(
                 refuse_graded_relatives(trace.examples[index], without, index)
         else:
             for i in trace.storages[index - trace.num_examples].members:
-                refuse_inner_overlap(trace.examples[i], i)
+                if trace.examples[i].requires_grad:
+                    refuse_inner_overlap(trace.examples[i], i)
         silent = not graded and index in trace.versions and not _tells(trace, index)
         found = MutatedInput(index, data_only=not graded, silent=silent)
     elif graded:
@@ -114,6 +116,15 @@ def _mutated(
             f"input {index} requires grad, is written to and changes its shape in place"
         )
     return found
+
+
+def _need_storage_if_on_itself(trace: JointTrace, index: int, writer: str | None) -> None:
+    """StorageNeededError if several elements of an input that is written to are one."""
+    example = trace.examples[index]
+    if example.requires_grad or grad_flags(trace.primals[index])[0]:
+        refuse_inner_overlap(example, index)
+    elif lies_on_itself([int(n) for n in example.shape], [int(s) for s in example.stride()]):
+        raise StorageNeededError(index, writer)
 
 
 def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | None) -> None:
@@ -147,13 +158,12 @@ def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
     return tuple(found)
 
 
-def refuse_reshaped_writes(trace: JointTrace) -> None:
+def refuse_graded_writes(trace: JointTrace) -> None:
     """Autograd replays views where their base or they are written to, but not the changes of
-    their shape."""
-    for tensor, writer in trace.tracer.written_reshaped:
+    their shape, and as_strided as if their base began where its storage does."""
+    for tensor, why, writer in trace.tracer.written_without_gradients:
         base: Any = tensor._base
         if grad_flags(tensor)[0] or (base is not None and grad_flags(base)[0]):
-            why = "a write to a view after a change of shape in place, with gradients"
             raise refusal(why, writer)
 
 

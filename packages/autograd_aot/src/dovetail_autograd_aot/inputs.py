@@ -109,12 +109,12 @@ def storage_key(t: Tensor) -> int:
 
 def memory_overlaps(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one storage reach the same bytes (taken as ranges)."""
-    start_a, end_a = _extent(a)
-    start_b, end_b = _extent(b)
+    start_a, end_a = extent(a)
+    start_b, end_b = extent(b)
     return start_a < end_b and start_b < end_a
 
 
-def _extent(t: Tensor) -> tuple[int, int]:
+def extent(t: Tensor) -> tuple[int, int]:
     """The byte range a tensor spans within its storage."""
     start = int(t.storage_offset())
     if any(s == 0 for s in t.shape):

@@ -196,13 +196,13 @@ class JointTrace:
                         stack.enter_context(function_mode())
                     outputs = self._run()
             except RuntimeError:
-                input_changes.refuse_reshaped_writes(self)
+                input_changes.refuse_graded_writes(self)
                 raise
             finally:
                 torch._C._set_grad_enabled(grad_mode)
             self.tracer.stack_trace = None
             self.tracer.checkpoint = self.tracer.policy = None
-            input_changes.refuse_reshaped_writes(self)
+            input_changes.refuse_graded_writes(self)
             with torch.no_grad():
                 mutated = input_changes.mutated_inputs(self)
                 inputs = Inputs(

@@ -17,12 +17,15 @@ aten = torch.ops.aten
 
 class CallOutputs(list[Any]):
     """The outputs of a call, as far as they are made. `together` are the views that one operator
-    took at once, of which several are outputs, by its call in the trace and the id of the tensor
-    that all of them were taken of, by way of others or not; with that tensor."""
+    took at once, of which several are outputs, by its call in the trace, the id of the tensor that
+    all of them were taken of, by way of others or not, and the grad mode; with that tensor. `lost`
+    are the
+    forward outputs, by their numbers, whose backward raises an error."""
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         super().__init__(outputs)
-        self.together: dict[tuple[int, int], tuple[Any, Sequence[Any]]] = {}
+        self.together: dict[tuple[int, int, bool], tuple[Any, Sequence[Any]]] = {}
+        self.lost: dict[int, torch.Tensor] = {}
 
 
 Maker = Callable[[Sequence[Any], Sequence[Any], CallOutputs], Any]
@@ -64,6 +67,8 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
         info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
+    if info.of_lost and info.counter is None:
+        return _of_lost(info, signature)
     of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
     if info.untracked and info.counter is None and (of_input or not info.lost):
         return _untracked_view(info, signature)
@@ -78,6 +83,22 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return lost_tensor(tensor, info.lost, [*filter(has_history, inputs), *others])
 
     return lost
+
+
+def _of_lost(info: OutputInfo, signature: Signature) -> Maker:
+    """What has its gradient, if it has one, of a forward output whose backward raises an error."""
+    make = output_maker(replace(info, lost="", of_lost=False), signature)
+    base = info.base
+    assert base is not None
+
+    def of_lost(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
+        lost = outputs.lost.get(base)
+        if lost is None:
+            others = filter(has_history, (*inputs, *outputs))
+            lost = outputs.lost[base] = lost_tensor(results[base], info.lost, list(others))
+        return make(inputs, [*results[:base], lost, *results[base + 1 :]], outputs)
+
+    return of_lost
 
 
 def lost_tensor(tensor: torch.Tensor, why: str, others: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -293,7 +314,8 @@ def make_view(
         start = base.storage_offset() if places else 0
         origin, done = tensor, 0
         for i, call, index in several:  # (all that comes of one call has come the same way to it)
-            made = outputs.together.get((call, id(origin)))
+            graded = steps[i].grad_mode and torch.is_grad_enabled()
+            made = outputs.together.get((call, id(origin), graded))
             if made is not None:
                 tensor, done = made[1][index], i + 1
                 break
@@ -303,12 +325,13 @@ def make_view(
             kwargs = {k: number(v, results) for k, v in step.kwargs}
             if places and step.op is aten.as_strided.default:
                 args[2] += start
-            with torch.set_grad_enabled(step.grad_mode and torch.is_grad_enabled()):
+            graded = step.grad_mode and torch.is_grad_enabled()
+            with torch.set_grad_enabled(graded):
                 if of is None:
                     tensor = step.op(tensor, *args, **kwargs)
                     continue
                 views = of.op(tensor, *args)
-                outputs.together[of.call, id(origin)] = origin, views
+                outputs.together[of.call, id(origin), graded] = origin, views
                 tensor = views[step.index]
         return tensor
 

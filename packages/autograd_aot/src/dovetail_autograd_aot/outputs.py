@@ -65,15 +65,18 @@ class Classified:
                 self.mutated[place] = replace(self.mutated[place], lost=error)
             for place, info in enumerate(self.infos):
                 if _has_gradient_of(info, index):
-                    self.infos[place] = replace(info, lost=error)
+                    self.infos[place] = replace(info, lost=error, of_lost=True)
         kept = [i for i in range(len(self.roots)) if i not in errors]
         self.roots = [self.roots[i] for i in kept]
         self.differentiable = [self.differentiable[i] for i in kept]
 
 
 def _has_gradient_of(info: OutputInfo, forward: int) -> bool:
-    """Whether an output's gradient is that of forward output number `forward`."""
+    """Whether an output's gradient is that of forward output number `forward`, or would be if the
+    view of it had one."""
     own = info.kind in (OutputKind.FRESH, OutputKind.VIEW_OF_OUTPUT) and info.base == forward
+    if info.untracked and info.kind is OutputKind.VIEW_OF_OUTPUT:
+        return own and info.counter is None and not info.lost
     return own and info.requires_grad and not info.is_leaf
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_autograd_aot.values import same_size
+
 
 class _RunningProduct(torch.autograd.Function):
     @staticmethod
@@ -23,6 +25,8 @@ class _RunningProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         x, result = (saved.conj() for saved in ctx.saved_tensors)
+        if same_size(x.shape[ctx.dim], 1):
+            return gradient, None  # (in eager, too, it lies as it is given)
         if torch.is_grad_enabled():  # it will be differentiated
             found = _by_each_factor(gradient, x, ctx.dim)
         else:

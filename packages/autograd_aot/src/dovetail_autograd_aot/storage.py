@@ -7,7 +7,7 @@ value for the storage; a tensor read after that replays its chain on the new val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,24 +163,29 @@ def refuse_strided_views(tensor: FakeTensor) -> None:
         raise refusal(why, track.storage.writer)
 
 
-def _refuse_places_of_others(tensor: FakeTensor) -> None:
-    """Autograd replays an as_strided on a gradient that begins where its memory does, with the
-    place in the storage that the program gave."""
+def _by_places_of_others(tensor: FakeTensor) -> bool:
+    """Whether autograd, which replays an as_strided on a gradient that begins where its memory
+    does, would do so with the place in the storage that the program gave."""
     base: Any = tensor._base
     begins_there = base is None or (type(base._offset) is int and base._offset == 0)
     if begins_there or not torch.is_grad_enabled():
-        return
+        return False
     later = track_of(tensor).chain[len(track_of(base).chain) :]
-    if any(step.op is aten.as_strided.default for step in later):
-        raise TraceError(
-            "a write through as_strided of a tensor that does not begin where its storage does, "
-            "with gradients; clone() it first"
-        )
+    return any(step.op is aten.as_strided.default for step in later)
 
 
-def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
-    """Make `value` the new contents of `tensor`, visible through every view of its storage."""
-    _refuse_places_of_others(tensor)
+_ELSEWHERE = (
+    "a write through as_strided of a tensor that does not begin where its storage does, with "
+    "gradients; clone() it first"
+)
+_RESHAPED = "a write to a view after a change of shape in place, with gradients"
+
+
+def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False) -> None:
+    """Make `value` the new contents of `tensor`, visible through every view of its storage. Its
+    elements may lie on one another if the value is `uniform`."""
+    from dovetail_autograd_aot import writes_by_place
+
     track = track_of(tensor)
     storage = track.storage
     if storage.constant is not None:
@@ -190,31 +195,35 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node) -> None:
             "a backward of the program's own writes in place to an input or an output of the graph"
         )
     if storage.reshaped and tensor._is_view():
-        tracer.written_reshaped.append((tensor, tracer.running))
+        tracer.written_without_gradients.append((tensor, _RESHAPED, tracer.running))
+    if _by_places_of_others(tensor):
+        if tracer.in_backward:
+            raise TraceError(_ELSEWHERE)
+        tracer.written_without_gradients.append((tensor, _ELSEWHERE, tracer.running))
     pattern = track.node.meta["val"]
     if any(type(n) is int and n == 0 for n in pattern._sizes):
         storage.count_write(tracer)  # nothing is written, but autograd may have seen it
         return
     whole = storage.node.meta["val"]
-    if any(type(n) is int and n > 1 and d == 0 for n, d in _dimensions(whole)):
-        raise TraceError(
-            "a tensor is written to of which more than one element refers to a single memory "
-            "location; clone() it first"
-        )
     chain = effective(track.chain)
+    # (What is written into a copy of an input, or of a part of one, lies in memory of its own.)
+    before = storage.node
+    own = storage.primal is not None or not chain
+    values = [before if own else tracer.beginning_its_memory(before)]
+    for step in chain:
+        values.append(tracer.apply_view(step, values[-1]))
+    if writes_by_place.shows_twice(storage, chain, values):
+        storage.node = writes_by_place.write_by_place(tracer, tensor, value, chain, uniform)
+        storage.count_write(tracer)
+        return
     if not chain:
         storage.node = as_it_lay(tracer, tracer.like(value, pattern), pattern)
         storage.count_write(tracer)
         track.node = storage.node
         track.seen = storage.version
         return
-    # (What is written into a copy of an input, or of a part of one, lies in memory of its own.)
-    before = storage.node
-    values = [before if storage.primal is not None else tracer.beginning_its_memory(before)]
-    for step in chain[:-1]:
-        values.append(tracer.apply_view(step, values[-1]))
     new = tracer.like(value, pattern, strides=False)
-    for step, base in zip(reversed(chain), reversed(values), strict=True):
+    for step, base in zip(reversed(chain), reversed(values[:-1]), strict=True):
         new = _scatter(tracer, step, base, new)
     storage.node = as_it_lay(tracer, tracer.like(new, whole), whole)
     # The tensor itself is stale now, like every other view: its strides come from the storage.
@@ -248,10 +257,6 @@ def as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
     return value
 
 
-def _dimensions(val: FakeTensor) -> Iterator[tuple[Any, Any]]:
-    return zip(val._sizes, val._strides, strict=True)
-
-
 class ConstantWrittenError(Exception):
     """A tensor held as an attribute is written to: it must become an input (the trace restarts)."""
 
@@ -271,9 +276,8 @@ class StorageNeededError(Exception):
 
 
 def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
-    """The value of `base` after its view by `step` became `new`."""
-    from dovetail_autograd_aot.values import same_sizes
-
+    """The value of `base` after its view by `step`, which shows each of its elements once at most,
+    became `new`."""
     op, args, kwargs = step.op, step.args, dict(step.kwargs)
     val = base.meta["val"]
     if op is aten.alias.default:
@@ -285,7 +289,6 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
     if op is aten.diagonal.default:
         return tracer.node_op(aten.diagonal_scatter.default, (base, new, *args), kwargs)
     if op is aten.as_strided.default:
-        _refuse_overlap(new.meta["val"]._sizes, args[1])
         base = tracer.with_own_memory(base)
         return tracer.node_op(aten.as_strided_scatter.default, (base, new, *args), kwargs)
     if op in (aten.view.default, aten._reshape_alias.default):
@@ -305,13 +308,8 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
         dims = [d % len(args[0]) for d in args[0]]  # type: ignore[arg-type, attr-defined]
         inverse = [dims.index(i) for i in range(len(dims))]
         return tracer.node_op(aten.permute.default, (new, inverse), {})
-    if op is aten.expand.default:
-        if same_sizes(new.meta["val"]._sizes, val._sizes):
-            return new
-        raise TraceError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location (a write to an expanded tensor); clone() it first"
-        )
+    if op is aten.expand.default:  # (to the same shape, or it would show elements twice)
+        return new
     if op is aten.view.dtype:
         new = _contiguous(tracer, new)
         return tracer.node_op(aten.view.dtype, (new, val._dtype), {})
@@ -335,12 +333,6 @@ def _contiguous(tracer: Tracer, value: Node) -> Node:
     return tracer.node_op(aten.clone.default, (value,), kwargs)
 
 
-def _refuse_overlap(sizes: tuple[Any, ...], strides: Any) -> None:
-    """Elements of an as_strided view that lie on one another cannot be written to."""
-    if reaches_into_itself(sizes, strides):
-        raise TraceError("a write to an as_strided view that overlaps itself; clone() it first")
-
-
 def reaches_into_itself(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether elements may lie on one another: some stride leads no farther than the dimensions of
     smaller strides reach."""
@@ -356,8 +348,6 @@ def reaches_into_itself(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
 def _unfold_scatter(tracer: Tracer, base: Node, new: Node, step: ViewStep) -> Node:
     """Windows that do not overlap: their n-th elements are a slice of the base, for each n."""
     dim, size, hop = (int(a) for a in step.args)  # type: ignore[call-overload]
-    if size > hop:
-        raise TraceError("a write to overlapping windows (unfold); clone() them first")
     rank = len(base.meta["val"]._sizes)
     if rank == 0:
         return tracer.reshape(new, ())

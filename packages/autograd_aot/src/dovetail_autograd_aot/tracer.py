@@ -105,9 +105,9 @@ class Tracer(NodeRecorder, DispatchMode):
         self.inputs: set[int] = set()  # ids of the traced inputs
         # What the caller sees once the forward has run: a backward's writes would come too late.
         self.seen_outside: set[TracedStorage] = set()
-        # Tensors that were written to after one of their storage changed its shape in place, by
-        # which node.
-        self.written_reshaped: list[tuple[FakeTensor, str | None]] = []
+        # Tensors that were written to in ways that no gradient can be told of, why not, and by
+        # which nodes.
+        self.written_without_gradients: list[tuple[FakeTensor, str, str | None]] = []
         self.views_at_once = 0  # calls of operators that take several views
         self._own_copies: dict[Node, Node] = {}
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}

@@ -5,6 +5,8 @@ Each records what the operator would compute and makes it the new value of the t
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dovetail_autograd_aot import views
+from dovetail_autograd_aot.inputs import extent
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, is_custom, op_info
 from dovetail_autograd_aot.samplers import INTO, drawn, drawn_into, is_sampler
 from dovetail_autograd_aot.storage import TraceError, fresh, read
@@ -53,9 +56,8 @@ def fill(tracer: Tracer, func: OpOverload, args: tuple[Any, ...]) -> FakeTensor:
     value = args[1] if func is aten.fill_.Scalar else 0
     sizes = [tracer.nodes(s) for s in tensor._sizes]
     kwargs = {"dtype": tensor._dtype, "device": tensor._device}
-    write_value(
-        tracer, tensor, tracer.node_op(aten.full.default, (sizes, tracer.nodes(value)), kwargs)
-    )
+    filled = tracer.node_op(aten.full.default, (sizes, tracer.nodes(value)), kwargs)
+    write_value(tracer, tensor, filled, uniform=True)
     return tensor
 
 
@@ -72,6 +74,11 @@ def write(
         return _cudnn_batch_norm(tracer, args, kwargs)
     if func in INTO:
         return drawn_into(tracer, func, args, kwargs)
+    one_by_one = _one_by_one(func, args, kwargs)
+    if one_by_one:
+        for args_of_one, kwargs_of_one in one_by_one:
+            write(tracer, func, info, args_of_one, kwargs_of_one)
+        return None
     form = info.functional
     if form is None:
         raise TraceError(f"{func} writes to an argument and has no functional form")
@@ -111,6 +118,57 @@ def write(
     results = [result] if len(form._schema.returns) == 1 else list(result)
     targets = [t for t in targets if t is not None]
     return _written(tracer, func, form, targets, results, is_out)
+
+
+def _one_by_one(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of calls with one tensor of each list, of an operator that writes to those of a
+    list: where one is read, or written to, after another one in the same memory was written to.
+    None if all can be computed from what there was before."""
+    targets = args[0] if args else ()
+    in_lists = func._schema.name.startswith("aten::_foreach_") and not func._schema.returns
+    if not in_lists or not isinstance(targets, (list, tuple)) or len(targets) < 2:
+        return []
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple))]
+    if not _meets_written(targets, lists):
+        return []
+
+    def of_one(value: Any, i: int) -> Any:
+        return value[i : i + 1] if isinstance(value, (list, tuple)) else value
+
+    return [
+        (tuple(of_one(a, i) for a in args), {k: of_one(v, i) for k, v in kwargs.items()})
+        for i in range(len(targets))
+    ]
+
+
+def _meets_written(targets: Sequence[Any], lists: Sequence[Sequence[Any]]) -> bool:
+    """Whether a tensor of some list may share memory with a target before its place in the list."""
+    written: dict[Any, list[tuple[int, int]]] = {}
+    hulls: dict[Any, tuple[int, int]] = {}  # (pieces of one tensor mostly come in its order)
+    for i, target in enumerate(targets):
+        for tensor in (operands[i] for operands in lists):
+            if type(tensor) is FakeTensor and tensor._storage in written:
+                place, hull = _place(tensor), hulls[tensor._storage]
+                if _meet(place, hull) and any(_meet(place, p) for p in written[tensor._storage]):
+                    return True
+        if type(target) is FakeTensor:
+            place = _place(target)
+            begin, end = hulls.get(target._storage, place)
+            hulls[target._storage] = min(begin, place[0]), max(end, place[1])
+            written.setdefault(target._storage, []).append(place)
+    return False
+
+
+def _place(tensor: FakeTensor) -> tuple[int, int]:
+    """The bytes that a tensor reaches; all of its storage if its sizes are symbols."""
+    numbers = (*tensor._sizes, *tensor._strides, tensor._offset)
+    return extent(tensor) if all(type(n) is int for n in numbers) else (0, sys.maxsize)
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
 
 
 def _in_dtype_of(

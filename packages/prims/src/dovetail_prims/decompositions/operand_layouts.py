@@ -36,7 +36,7 @@ _POINTWISE = frozenset(
     }
 )  # fmt: skip
 # Functions whose result is laid out like one of their arguments.
-_LIKE = {"log_sigmoid_backward": 0, "binary_cross_entropy_backward": 1}
+_LIKE = {"log_sigmoid_backward": 0, "binary_cross_entropy_backward": 1, "huber_loss": 0}
 # Functions that eager hands its iterator in another order.
 _ORDER = {
     "leaky_relu_backward": (1, 0), "threshold_backward": (1, 0),
