@@ -19,8 +19,7 @@ class CallOutputs(list[Any]):
     """The outputs of a call, as far as they are made. `together` are the views that one operator
     took at once, of which several are outputs, by its call in the trace, the id of the tensor that
     all of them were taken of, by way of others or not, and the grad mode; with that tensor. `lost`
-    are the
-    forward outputs, by their numbers, whose backward raises an error."""
+    are the forward outputs, by their numbers, whose backward raises an error."""
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         super().__init__(outputs)

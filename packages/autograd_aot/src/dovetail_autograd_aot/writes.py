@@ -125,7 +125,7 @@ def _one_by_one(
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments of calls with one tensor of each list, of an operator that writes to those of a
     list: where one is read, or written to, after another one in the same memory was written to.
-    None if all can be computed from what there was before."""
+    Nothing if all can be computed from what there was before."""
     targets = args[0] if args else ()
     in_lists = func._schema.name.startswith("aten::_foreach_") and not func._schema.returns
     if not in_lists or not isinstance(targets, (list, tuple)) or len(targets) < 2:
