@@ -74,21 +74,27 @@ def row_around(vm: Interpreter) -> tuple[tuple[Frame, int], ...]:
     return tuple(
         (frame, target)
         for frame in vm.frames
-        for target, _ in handlers_of(frame.decoded, frame.current.index)
-        if not _is_with(frame.decoded, target) and _grade_in(vm, frame, target) == "noticed"
+        for target, depth in handlers_of(frame.decoded, frame.current.index)
+        if _grade_at(vm, frame, target, depth) == "noticed"
     )
 
 
 def _grade(vm: Interpreter, frame: Frame, index: int) -> str:
-    decoded, found = frame.decoded, ""
-    for target, depth in handlers_of(decoded, index):
-        if not _is_with(decoded, target):
-            found = worst(found, _grade_in(vm, frame, target))
-        elif depth <= len(frame.stack):
-            found = worst(found, _grade_of_with(vm, frame.stack[depth - 1]))
+    found = ""
+    for target, depth in handlers_of(frame.decoded, index):
+        found = worst(found, _grade_at(vm, frame, target, depth))
         if found == "caught":
             break
     return found
+
+
+def _grade_at(vm: Interpreter, frame: Frame, handler: int, depth: int) -> str:
+    """That of a handler of a frame. (A `finally` that it begins in is left by other code.)"""
+    if not _is_with(frame.decoded, handler):
+        grade = _grade_of_try(vm, frame.decoded, frame.globals_, handler)
+    else:
+        grade = _grade_of_with(vm, frame.stack[depth - 1]) if depth <= len(frame.stack) else ""
+    return "" if grade == "noticed" and handler in frame.begun_in else grade
 
 
 def _is_with(decoded: DecodedCode, handler: int) -> bool:
@@ -109,12 +115,6 @@ def handlers_of(decoded: DecodedCode, index: int) -> list[tuple[int, int]]:
 
 
 # --- `try` ----------------------------------------------------------------------------------------
-
-
-def _grade_in(vm: Interpreter, frame: Frame, handler: int) -> str:
-    """That of a `try` of a frame. (A `finally` that it begins in is left by other code.)"""
-    grade = _grade_of_try(vm, frame.decoded, frame.globals_, handler)
-    return "" if grade == "noticed" and handler in frame.begun_in else grade
 
 
 def _grade_of_try(
@@ -238,11 +238,21 @@ def _grade_of_with(vm: Interpreter, leave: Any) -> str:
 
 
 def _grade_of_stack(vm: Interpreter, callbacks: Value) -> str:
-    """That of a `contextlib.ExitStack`, which leaves these blocks."""
+    """That of a `contextlib.ExitStack`, which leaves these blocks, and calls what is to be called
+    then, as a `finally` does."""
     if not isinstance(callbacks, ListValue) or callbacks.source is not None:
         return "caught"
     rows = [list(vm.iterate(row)) for row in callbacks.items]
-    return worst("", *(_grade_of_with(vm, leave) for _, leave in rows))
+    return worst("", *(_grade_of_call(vm, leave) for _, leave in rows))
+
+
+def _grade_of_call(vm: Interpreter, leave: Value) -> str:
+    """That of what a stack is to call when it is left: a function, or the `__exit__` of a block."""
+    if isinstance(leave, BoundMethod):
+        return _grade_of_with(vm, leave)
+    real = vm.as_python(leave)
+    code = leave.code if isinstance(leave, FunctionValue) else getattr(real, "__code__", None)
+    return "noticed" if code is not None and not _gives_truth(code) else "caught"
 
 
 def _grade_of_generator(vm: Interpreter, generator: Value) -> str:
