@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,13 @@ import torch
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime import CallAten, LaunchCpp, Plan, load
+from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.triton_build import TritonBuilder
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import what is beside them
 
-
-@dataclass(frozen=True)
-class Checked:
-    """A compiled function that agreed with eager."""
-
-    plan: Plan
-    outputs: tuple[torch.Tensor, ...]
-
-    @property
-    def launches(self) -> int:
-        return sum(isinstance(s, LaunchCpp) for s in self.plan.steps)
-
-    @property
-    def externs(self) -> list[str]:
-        return [s.op for s in self.plan.steps if isinstance(s, CallAten)]
+from checked_plan import Checked
 
 
 def tolerance(dtype: torch.dtype) -> float:
