@@ -216,6 +216,7 @@ class CompilerBackend:
             static,
             held_outputs=frozenset(range(len(artifact.plan.outputs))) - kept,
             large_output=LARGE_OUTPUT_BYTES if asked_for else None,
+            kept_bytes=LARGE_OUTPUT_BYTES if asked_for else 0,
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
             only_launch_bound=not asked_for,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,7 +131,11 @@ class Caller:
     """Calls a graphed plan and compares each result with what it should be."""
 
     def __init__(
-        self, held: Sequence[int], max_graphs: int = 8, large_output: int | None = None
+        self,
+        held: Sequence[int],
+        max_graphs: int = 8,
+        large_output: int | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         self.pool = CpuPool()
         self.graphed = GraphedArtifact(
@@ -138,6 +143,7 @@ class Caller:
             self.pool,
             held_outputs=frozenset(held),
             large_output=large_output,
+            kept_bytes=kept_bytes,
             max_graphs=max_graphs,
         )
         self.w, self.count, self.calls = torch.randn(4), torch.zeros(4), 0
@@ -242,6 +248,52 @@ def test_large_results_are_not_copied_until_they_are_in_use() -> None:
         call.keep(*result[:3])
     assert len(call.pool.graphs) == 2 and "still in use" in call.graphed.skips()[0]
     assert call.pool.replays == 2 + 1 + 3
+
+
+def addresses_of_sums(call: Caller, drop: bool) -> list[int]:
+    """Where x + 1 lies in ten calls; the last call's result is alive in the next, or dropped."""
+    found = []
+    for _ in range(10):
+        result = call()
+        found.append(result[0].data_ptr())
+        if drop:
+            del result
+    return found
+
+
+def test_small_results_lie_in_two_places_in_turns() -> None:
+    call = Caller(held=(), kept_bytes=16 + 16 + 12)
+    call()
+    call()
+    assert len(set(addresses_of_sums(call, drop=False))) == 2
+    assert len(set(addresses_of_sums(call, drop=True))) <= 2
+    for _ in range(20):  # however many are kept, none is written to again
+        call.keep(*call()[:3])
+    call.check_kept()
+    assert call.pool.replays == 40 and not call.graphed.skips()
+
+
+def test_one_result_in_use_keeps_all_of_its_call_from_being_written_to() -> None:
+    call = Caller(held=(), kept_bytes=1 << 10)
+    for _ in range(12):
+        call.keep(call()[3][1:])
+    call.check_kept()
+
+
+def test_results_whose_memory_was_given_back_are_not_written_to() -> None:
+    call = Caller(held=(), kept_bytes=1 << 10)
+    for _ in range(8):
+        call()[0].untyped_storage().resize_(0)
+        call()[1].resize_(1000)
+    assert call.pool.replays == 14
+
+
+def test_many_results_are_not_kept() -> None:
+    call = Caller(held=(), kept_bytes=16 + 16 + 11)
+    kept = [call() for _ in range(6)]
+    dropped = weakref.ref(kept[-1][0].untyped_storage())
+    del kept
+    assert call.pool.replays == 4 and dropped() is None
 
 
 def test_what_is_alive_from_a_dropped_graph_is_never_written_to() -> None:

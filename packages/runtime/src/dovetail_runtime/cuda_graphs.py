@@ -90,6 +90,9 @@ class GraphedArtifact:
     after the last reference to it is gone must be waited for by the stream of the next call
     (`record_stream` alone does not do it).
 
+    Copies that take at most `kept_bytes` together are written, in turns, into memory that stays the
+    recording's own while nobody holds on to them; with the same caution about other streams.
+
     `max_graphs` and `memory_budget` (bytes of input copies, outputs and working memory, of the
     whole pool) limit what is recorded. `only_launch_bound`: recorded is, after one more call, what
     the GPU finishes soon after the CPU has launched it.
@@ -100,6 +103,7 @@ class GraphedArtifact:
     static_inputs: frozenset[int] = frozenset()
     held_outputs: frozenset[int] = frozenset()
     large_output: int | None = None
+    kept_bytes: int = 0
     max_graphs: int = 8
     memory_budget: int | None = None
     only_launch_bound: bool = False
@@ -232,6 +236,7 @@ class GraphedArtifact:
                 self.pool,
                 _MOST_COPIED_BYTES if self.only_launch_bound else None,
                 self.memory_budget,
+                self.kept_bytes,
             )
         except RuntimeError as error:
             self._refuse(shapes, f"recording failed: {error}")

@@ -23,6 +23,7 @@ from dovetail_runtime.graph_memory import (
 )
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CopyInto, Plan, View
+from dovetail_runtime.result_memory import ResultMemory
 from dovetail_runtime.sizes import bind_symbols
 from dovetail_runtime.workplace import workplace_for
 
@@ -159,7 +160,8 @@ class Recording:
 
     `copied` has, by position, the memory of the graph's own for inputs that move; `stays` the
     positions of the inputs that are read where they are; `held` those of the outputs that are
-    handed out as they are.
+    handed out as they are. Copies of the other outputs lie in memory of the recording's own if they
+    take at most `kept_bytes` together, else in memory from the allocator.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class Recording:
         held: Collection[int],
         mutated: Sequence[int],
         memory: int,
+        kept_bytes: int,
     ) -> None:
         self.graph = graph
         self.copied = copied
@@ -195,6 +198,11 @@ class Recording:
         self._native = executor_module()
         # By nobody but this recording.
         self._uses_at_rest: tuple[int, ...] = self._native.storage_uses(self._held_tensors)
+        dense = {i: o for i, o in self._copies.items() if o.is_contiguous()}
+        self._kept: tuple[int, ...] = ()
+        if sum(o.nbytes for o in dense.values()) <= kept_bytes:
+            self._kept = tuple(dense)
+        self._memory = ResultMemory([self._copies.pop(i) for i in self._kept])
 
     def lies_in_place(self, inputs: tuple[Input, ...]) -> bool:
         """Whether the inputs that stay are where the graph reads them."""
@@ -238,6 +246,9 @@ class Recording:
             results[i] = (
                 _tensor(inputs[place.position]) if isinstance(place, _Same) else place.of(inputs)
             )
+        if self._kept:
+            for i, result in zip(self._kept, self._memory.copies(raw_stream), strict=True):
+                results[i] = result
         storages: dict[int, torch.UntypedStorage] = {}
         for i, output in self._copies.items():
             if output.is_contiguous():
@@ -304,9 +315,11 @@ def record(
     pool: GraphPool,
     most_copied: int | None,
     memory_budget: int | None,
+    kept_bytes: int,
 ) -> Recording:
     """Capture a call with these inputs, which is made by the first replay only. `handed_out` says
-    of a call's results which ones (by position) the recording hands out as they are.
+    of a call's results which ones (by position) the recording hands out as they are; `kept_bytes`
+    is the recording's.
 
     Raises RuntimeError, with the reason, where capturing fails or holds more than `memory_budget`
     bytes with the pool's other graphs, or more than `most_copied` bytes of inputs would be copied.
@@ -335,7 +348,9 @@ def record(
         graph, results = pool.capture(artifact, own, held)
     pool.bytes += wanted
     mutated = mutated_inputs(artifact.plan)
-    return Recording(graph, inputs, copied, sorted(stays), results, held, mutated, wanted)
+    return Recording(
+        graph, inputs, copied, sorted(stays), results, held, mutated, wanted, kept_bytes
+    )
 
 
 def byte_count(values: Iterable[Value]) -> int:
