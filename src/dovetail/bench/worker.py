@@ -232,7 +232,7 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         (error,) = _errors(spec, case, twin, [eager])
         alone()
         steady = measure.median_seconds(eager, spec.device, spec.steady_s / 2)
-        peak = measure.peak_bytes(eager, spec.device)
+        peak = _peak_bytes(twin, eager, spec)
         return eager_figures(steady, peak, *_numbers(error))
     expected = [t.clone() for t in eager()] if spec.thorough else []
     start = time.perf_counter()  # imports of the compiler count: a user waits for them too
@@ -254,8 +254,8 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         least=4 if spec.thorough else 2,
     )
     counts = _counts(compiled, case) if spec.system == "dovetail" else {}
-    own_peak = measure.peak_bytes(step, spec.device) if spec.thorough else None
-    eager_peak = measure.peak_bytes(eager, spec.device) if spec.thorough else None
+    own_peak = _peak_bytes(case, step, spec) if spec.thorough else None
+    eager_peak = _peak_bytes(twin, eager, spec) if spec.thorough else None
     # Last: what else runs on a GPU meanwhile may decide whether calls are recorded.
     of_eager, error = _errors(spec, case, twin, [eager, step])
     largest, rms = _numbers(error)
@@ -275,6 +275,15 @@ def _measured(spec: Spec, alone: Callable[[], None]) -> Figures:
         eager_mean_float64=eager_rms,
         **counts,
     )
+
+
+def _peak_bytes(case: Case, step: Step, spec: Spec) -> int:
+    """What a step adds to the weights and inputs, which are all that is there before it: gradients
+    that the allocator counts (a recording's are in memory that it does not count) would make room
+    as the step drops them."""
+    for parameter in case.model.parameters():
+        parameter.grad = None
+    return measure.peak_bytes(step, spec.device)
 
 
 def _numbers(errors: Errors | None) -> tuple[float | None, float | None]:
