@@ -37,9 +37,10 @@ def module_of(obj: Any) -> str:
 
 @functools.cache
 def skipped_directories() -> tuple[str, ...]:
-    """Directories whose code is run, not captured: torch, Triton, the standard library, ours."""
+    """Directories whose code is run, not captured: torch, Triton, NumPy, the standard library,
+    ours."""
     found = [os.path.dirname(torch.__file__), os.path.dirname(os.__file__)]
-    for name in (*_OURS, "triton"):
+    for name in (*_OURS, "triton", "numpy"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             found += spec.submodule_search_locations
