@@ -530,3 +530,21 @@ def test_another_shape_or_dtype_is_another_graph() -> None:
         found = captured(array)
         assert found.dtype == array.dtype and np.array_equal(found, array * 2)
     assert len(backend.graphs) == 4
+
+
+def test_functions_of_numpy_run_plainly() -> None:
+    from construct_cases import CountingBackend
+    from dovetail_capture import optimize, recompiles
+
+    def sums_of_shuffled(x, lengths):
+        for length in lengths:
+            # compiled code, which calls functions of NumPy's that are written in Python
+            x = x + float(np.random.permutation(np.arange(length)).sum())
+        return x
+
+    captured = optimize(sums_of_shuffled, CountingBackend())
+    for first in range(2, 6):
+        lengths = (first, first + 4)
+        x = torch.zeros(3)
+        assert torch.equal(captured(x, lengths), sums_of_shuffled(x, lengths))
+    assert not [why for why in recompiles(captured) if "multiarray" in str(why)]
