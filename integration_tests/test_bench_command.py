@@ -91,7 +91,7 @@ def test_the_gpu_suite_runs_small_on_the_cpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(GPU_SUITE), "--device", "cpu", "--dtype", "float32", "--small",
          "--model", "opt", "--systems", "dovetail", "--rounds", "2", "--seconds", "0.1",
-         "--jobs", "2", "--json-dir", str(tmp_path)],
+         "--draws", "2", "--jobs", "2", "--json-dir", str(tmp_path)],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

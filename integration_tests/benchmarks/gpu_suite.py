@@ -165,7 +165,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--small", action="store_true", help="test-sized models")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--draws", type=int, default=6, help="of weights and inputs, for errors")
+    parser.add_argument("--draws", type=int, default=16, help="of weights and inputs, for errors")
     parser.add_argument("--seconds", type=float, default=1.5)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--gpus", type=int, default=1, help="cases at once, each on its own GPU")

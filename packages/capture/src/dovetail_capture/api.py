@@ -16,9 +16,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from dovetail_capture._frame_hook import Switched
+from dovetail_capture.backend_run import Backend
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import CompileLog, FrameRecord
-from dovetail_capture.context import Backend, CaptureContext
+from dovetail_capture.context import CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED

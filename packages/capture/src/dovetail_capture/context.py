@@ -6,12 +6,10 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FunctionType
@@ -22,18 +20,21 @@ from dovetail_guards.clauses import ShapeRelation
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
-from dovetail_guards.torch_state import FUNCTION_MODES, no_hooks_on_saved_tensors
-from dovetail_prims.node_error import blamed
-from torch.autograd import forward_ad
+from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 
 from dovetail_capture import _frame_hook
+from dovetail_capture.backend_run import (
+    Backend,
+    NeedsPlainFloats,
+    NodeRefused,
+    run_backend,
+)
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, Way
 from dovetail_capture.code_facts import FactsByCode
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.continuation import ContinuationCache, Resumption
 from dovetail_capture.continuation_state import CannotResume
 from dovetail_capture.errors import (
-    BackendError,
     CaptureError,
     GraphBreakError,
     InternalError,
@@ -42,7 +43,6 @@ from dovetail_capture.errors import (
     RecompileLimitError,
     place_of,
 )
-from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.leaving import replay_of
 from dovetail_capture.options import CaptureOptions
@@ -57,14 +57,13 @@ from dovetail_capture.replacement import build_replacement
 from dovetail_capture.skip import (
     is_generated_for_skipped,
     is_skipped,
-    is_skipped_file,
     opens_checkpoint,
     runs_with_capture_off,
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance
+from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept
 from dovetail_capture.unwinding import leave_blocks
 
-Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 Capture = Callable[..., CapturedFrame]
 CompileGuards = Callable[[GuardSet, CodeType], Any]
 """Makes what the hook checks: a guard capsule, or a callable of (args, func)."""
@@ -75,18 +74,6 @@ _OPEN_CHECKPOINT = (
     "compiled function: its backward computes it again without what is compiled, and would take "
     "other tensors than were saved for those that were; call torch.utils.checkpoint.checkpoint"
 )
-
-
-class _NodeRefused(Exception):
-    """The backend cannot compile the operation of this number; says why."""
-
-    def __init__(self, operation: int, reason: str) -> None:
-        super().__init__(reason)
-        self.operation = operation
-
-
-class _NeedsPlainFloats(Exception):
-    """The backend failed on a graph with symbolic floats; it may take one without."""
 
 
 _MOST_ENTRIES = 128  # compiled versions of one frame, whatever modules they are for
@@ -188,7 +175,7 @@ class CaptureContext:
         if runs_with_capture_off(code):
             return _frame_hook.OFF
         if opens_checkpoint(code):
-            raise CaptureError(_OPEN_CHECKPOINT.format(_place_of_caller()))
+            raise CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
         if getattr(func, "_torchdynamo_disable", False):
             recursive = getattr(func, "_torchdynamo_disable_recursive", True)
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
@@ -196,9 +183,9 @@ class CaptureContext:
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
-        observer = _observer()
-        if observer is not None:
-            self._tell_once(code, f"called {observer}, it runs uncaptured")
+        onlooker = observer()
+        if onlooker is not None:
+            self._tell_once(code, f"called {onlooker}, it runs uncaptured")
             return None
         with self._lock, torch._C.DisableTorchFunction():  # what is read here, no mode sees
             for entry in self.hook.entries(code):
@@ -217,7 +204,7 @@ class CaptureContext:
         if stance == "eager_then_compile" and self._is_first_call(code, args):
             return None
         # Entries and marks are made here, under the lock: a thread that waits is to find them.
-        with _torch_state_kept(), no_hooks_on_saved_tensors():
+        with torch_state_kept(), no_hooks_on_saved_tensors():
             answer = self._compile_or_skip(code, func, args)
         if answer is _frame_hook.SKIP:
             self.hook.close(code)
@@ -272,10 +259,10 @@ class CaptureContext:
         while True:
             try:
                 return self._compile_once(code, func, args, started)
-            except _NeedsPlainFloats as needs:
+            except NeedsPlainFloats as needs:
                 self._facts.of(code).plain_floats = True
                 self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
-            except _NodeRefused as refusal:
+            except NodeRefused as refusal:
                 self._facts.of(code).refused[refusal.operation] = str(refusal)
 
     def _compile_once(
@@ -295,7 +282,7 @@ class CaptureContext:
             # nothing to compile, unless Python is told another thing than capture was.
             new_code = code.replace() if frame.told_compiling else code
         else:
-            compiled = self._run_backend(code, frame) if has_graph else None
+            compiled = self._compiled_graph(code, frame) if has_graph else None
             try:
                 unwinding = self._continuations.unwinding(code) if has_graph else None
                 leave = None
@@ -383,7 +370,7 @@ class CaptureContext:
 
     def _leave(self, code: CodeType, way: Way, error: BaseException, *frame: Any) -> None:
         """Do what a frame's `finally` blocks do where its graph has raised `error`."""
-        with self._lock, torch._C.DisableTorchFunction(), _torch_state_kept():
+        with self._lock, torch._C.DisableTorchFunction(), torch_state_kept():
             try:
                 replay = replay_of(code, way, self._options_for(code), error, *frame)
             except Exception as failure:
@@ -405,33 +392,10 @@ class CaptureContext:
             self.log.add("plain", self._continuations.root_code(code), reason)
             return None
 
-    def _run_backend(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
-        assert frame.graph is not None
-        try:
-            with no_function_modes():
-                compiled = self.backend(frame.graph, [i.example for i in frame.inputs])
-        except CaptureError:
-            raise
-        except Exception as error:
-            symbolic = frame.draws or (frame.shape_env is not None and frame.shape_env.floats)
-            if symbolic and not self._facts.of(code).plain_floats:
-                raise _NeedsPlainFloats from error  # what it refuses may be a symbolic number
-            operation = _operation_of(frame.graph, error)
-            if operation is not None and not (self.options.fullgraph or breaks_are_errors()):
-                if operation not in self._facts.of(code).refused:
-                    reason = str(error).splitlines() or [""]
-                    raise _NodeRefused(operation, f"{type(error).__name__}: {reason[0]}") from error
-            self.log.add("error", code, f"backend: {error!r}")
-            name = getattr(self.backend, "__qualname__", type(self.backend).__qualname__)
-            raise BackendError(
-                f"backend {name} failed on the graph of {place_of(code)}: {error!r}"
-            ) from error
-        if not callable(compiled):
-            raise BackendError(
-                f"the backend returned {type(compiled).__qualname__} for {place_of(code)}; "
-                "it must return a callable"
-            )
-        return outside_of_modes(compiled) if FUNCTION_MODES else compiled
+    def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
+        breaks_allowed = not (self.options.fullgraph or breaks_are_errors())
+        facts = self._facts.of(code)
+        return run_backend(self.backend, code, frame, facts, self.log, breaks_allowed)
 
     def _checked_guard(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], guards: GuardSet
@@ -477,52 +441,3 @@ class CaptureContext:
         if not self._continuations.is_continuation(code) and facts.has_graph:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
-
-
-def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | None:
-    """The number of the operation that a backend's error is about, if it tells."""
-    name = blamed(error)
-    node = next((node for node in graph.graph.nodes if node.name == name), None)
-    while node is not None and "operation" not in node.meta and node.all_input_nodes:
-        node = node.all_input_nodes[0]  # a part of a result
-    return None if node is None else node.meta.get("operation")
-
-
-def _place_of_caller() -> str:
-    """`file:line` of the innermost code that is the user's."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_back and is_skipped_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _observer() -> str | None:
-    """What is to see each operation of a call, if there is such a thing."""
-    if not torch._C._is_torch_function_enabled():
-        return "where no class of tensors is asked about operations"
-    if torch._C._get_tracing_state() is not None:
-        return "within torch.jit.trace"
-    if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():
-        return "within a TorchDispatchMode"
-    if forward_ad._current_level >= 0:  # whose derivatives no graph computes
-        return "within a level of forward-mode derivatives"
-    if torch._C._are_functorch_transforms_active():
-        return "within a transform of torch.func (compile what calls the transform instead)"
-    return None
-
-
-def _a_dispatch_mode_looks_on() -> bool:
-    """Is a `TorchDispatchMode` on that is to see each operation? (One may say that it is not.)"""
-    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
-    return not all(getattr(mode, "ignore_compile_internals", bool)() for mode in modes)
-
-
-@contextmanager
-def _torch_state_kept() -> Iterator[None]:
-    """Capture and compilers leave the global grad mode and random state as they found them."""
-    grad, rng = torch.is_grad_enabled(), torch.random.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad)
-        torch.random.set_rng_state(rng)

@@ -20,6 +20,7 @@ from dovetail_capture.interpreter import (
 )
 from dovetail_capture.interpreter import wrap as wrapping
 from dovetail_capture.interpreter.frame import Frame
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library import table as library
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
@@ -34,7 +35,6 @@ from dovetail_capture.interpreter.protocols import (
     subscripts,
     truth_and_length,
 )
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value

@@ -29,6 +29,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import updates_statistics
 from dovetail_capture.interpreter.gpu_faults import harmless_number, may_fault, places_of
+from dovetail_capture.interpreter.graph_arguments import GraphArguments, looked_at
 from dovetail_capture.interpreter.input_layouts import InputLayouts
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -41,18 +42,16 @@ from dovetail_capture.interpreter.sizes_from_data import (
     numbers_in,
 )
 from dovetail_capture.interpreter.value_ranges import SAMPLERS, note_sampler
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
-    SliceValue,
     TupleValue,
     hash_key,
 )
-from dovetail_capture.interpreter.values.objects import ObjectValue, is_namedtuple, named_tuple
+from dovetail_capture.interpreter.values.objects import is_namedtuple, named_tuple
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.interpreter.wrapper_calls import asking, unasked, wrappers_in
 
 # Functions that hand back their very argument when there is nothing to do; such a call leaves no
@@ -78,32 +77,19 @@ def _name_of(kind: str, target: Any) -> str:
 
 UNKNOWN_SIZE_HINT = "say with torch._check(...) what holds of the size, or avoid the question"
 
-# Classes that torch takes for dtypes; a graph's text could not name them.
-_DTYPES: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float64,
-    complex: torch.complex128,
-}
-
-
 Policy = Callable[..., Any]
 """`(context, operator, *args, **kwargs)` -> the `CheckpointPolicy` of an ATen operator."""
 
 
-class NotAGraphArgument(Exception):
-    """A value that cannot be an argument of a graph node."""
-
-
-class Recorder:
+class Recorder(GraphArguments):
     """Builds the graph. `stack_trace` is called for each node's `meta["stack_trace"]`."""
 
     def __init__(
         self, stack_trace: Callable[[], str], refused: Mapping[int, str] | None = None
     ) -> None:
         self.refused = refused or {}  # operations by number that the backend cannot compile, why
-        self.graph = Graph()
-        self.sizes = SizeNodes(self.graph)
+        graph = Graph()
+        super().__init__(graph, SizeNodes(graph))
         self.fake_mode = FakeMode()
         # Is the program in a block in which no class is asked about functions?
         self.functions_off: Callable[[], bool] = lambda: False
@@ -154,70 +140,6 @@ class Recorder:
     def owns(self, node: Node) -> bool:
         """Is this a node of the graph (or of one around it)?"""
         return node.graph is self.graph
-
-    # --- arguments ---------------------------------------------------------------------------
-
-    def argument(self, value: Any) -> tuple[Any, Any]:
-        """The graph argument and the fake argument that `value` stands for."""
-        cls = value.__class__
-        if cls is Constant or cls is LateText:
-            real = value.value
-            if isinstance(real, torch.Generator):
-                raise NotAGraphArgument("a torch.Generator")
-            if type(real).__module__ == "numpy" and hasattr(real, "item") and not real.shape:
-                real = real.item()  # torch takes numpy's scalars for Python numbers
-            if isinstance(real, type):
-                real = _DTYPES.get(real, real)
-            return real, real
-        if cls is TensorValue:
-            if value.data is not None:
-                value = _data_of(value)
-            if value.node.graph is not self.graph:
-                raise NotAGraphArgument("a tensor of the inside of a transformed function")
-            return value.node, value.fake
-        if isinstance(value, SymbolicNumber):
-            if isinstance(value.value, torch.SymBool) and value.value.node.hint is not None:
-                truth = value.concrete()  # torch's flags are no symbols: it is guarded
-                return truth, truth
-            return self.sizes.node(value.value), value.value
-        if cls is TupleValue:
-            pairs = [self.argument(self._looked_at(item)) for item in value.items]
-            graph_items = tuple(pair[0] for pair in pairs)
-            fake_items = tuple(pair[1] for pair in pairs)
-            if value.cls is torch.Size and all(type(item) is int for item in fake_items):
-                return torch.Size(graph_items), torch.Size(fake_items)
-            return graph_items, fake_items
-        if cls is ListValue and value.cls is list:
-            pairs = [self.argument(self._looked_at(item)) for item in value.items]
-            return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        if cls is SliceValue:
-            parts = [self.argument(part) for part in (value.start, value.stop, value.step)]
-            return slice(*(part[0] for part in parts)), slice(*(part[1] for part in parts))
-        if cls is DictValue and value.origin is None:
-            graph_dict, fake_dict = {}, {}
-            for key, item in value.entries.values():
-                if not isinstance(key, Constant):
-                    raise NotAGraphArgument(value.describe())
-                graph_dict[key.value], fake_dict[key.value] = self.argument(self._looked_at(item))
-            return graph_dict, fake_dict
-        if cls is ObjectValue and isinstance(value.native, (TupleValue, ListValue)):
-            return self.argument(value.native)
-        raise NotAGraphArgument(value.describe())
-
-    def fake_of(self, value: Any) -> Any:
-        """The fake argument that `value` stands for, which may be no part of the graph yet."""
-        if value.__class__ is TensorValue and not value.has_node:
-            return value.fake
-        if value.__class__ is TupleValue and value.cls is not torch.Size:
-            return tuple(self.fake_of(self._looked_at(item)) for item in value.items)
-        if value.__class__ is ListValue and value.cls is list:
-            return [self.fake_of(self._looked_at(item)) for item in value.items]
-        return self.argument(value)[1]
-
-    def _looked_at(self, item: Any) -> Value:
-        if isinstance(item, Lazy):
-            raise NotAGraphArgument("a container that was not looked into")
-        return item  # type: ignore[no-any-return]
 
     # --- operations --------------------------------------------------------------------------
 
@@ -345,7 +267,7 @@ class Recorder:
 
     def _harmless(self, name: str, value: Value) -> Value:
         if isinstance(value, TupleValue) and value.cls is tuple:
-            return TupleValue([self._harmless(name, self._looked_at(v)) for v in value.items])
+            return TupleValue([self._harmless(name, looked_at(v)) for v in value.items])
         if not isinstance(value, TensorValue) or id(value.fake) in self._safe:
             return value
         holds, number = self.checked.get(value.fake.device), harmless_number(name, value.fake)
@@ -532,17 +454,6 @@ _DATA = (
     types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.qscheme,
 )  # fmt: skip
-
-
-def _data_of(value: TensorValue) -> TensorValue:
-    """What stands for a tensor whose data was replaced: the graph's input is the old one, and so
-    are what derivatives know of it."""
-    assert value.data is not None
-    if value.fake.requires_grad and torch.is_grad_enabled():
-        raise GraphBreakSignal(
-            "what may need a gradient of a tensor whose data was replaced", "write in place"
-        )
-    return value.data
 
 
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:

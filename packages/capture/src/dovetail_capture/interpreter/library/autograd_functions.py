@@ -18,6 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.late_reads import LateReads, share_memory, watching
 from dovetail_capture.interpreter.library.autograd_function_nodes import (
     Backward,
@@ -29,7 +30,6 @@ from dovetail_capture.interpreter.library.autograd_function_nodes import (
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, transforms_around
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue

@@ -17,9 +17,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.own_functions import ask, asked_classes
-from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
+from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import (
     NONE,

@@ -26,12 +26,12 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.aliasing import may_write
 from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, LateReads, watching
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.session import CallForEffect
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none

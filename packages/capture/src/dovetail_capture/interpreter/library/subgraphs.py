@@ -20,9 +20,10 @@ from torch.fx import GraphModule, Node
 
 from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.changes import no_changes
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.structures import template_of
-from dovetail_capture.interpreter.recorder import NotAGraphArgument, Recorder
+from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber

@@ -18,6 +18,7 @@ from dovetail_guards.torch_state import READERS
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder, transforms_around
 from dovetail_capture.interpreter.library.structures import (
@@ -31,7 +32,6 @@ from dovetail_capture.interpreter.library.structures import (
     template_of,
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import TupleValue

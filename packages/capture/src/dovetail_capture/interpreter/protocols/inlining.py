@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from dovetail_capture.interpreter.frame import Frame
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.protocols.argument_binding import (
     bind,
     defaults_of,
@@ -17,7 +18,6 @@ from dovetail_capture.interpreter.protocols.argument_binding import (
 )
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.native_calls import call_handler
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue

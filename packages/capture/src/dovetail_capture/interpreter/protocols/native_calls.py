@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.functional_twins import has_functional_twin
 
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.protocols import class_attributes
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards.shape_env import DataDependentError
 
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import from_python
-from dovetail_capture.interpreter.recorder import NotAGraphArgument
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.base import Constant, Value
