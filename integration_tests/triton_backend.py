@@ -18,7 +18,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
+from dovetail_autograd_aot import (
+    JointGraph,
+    PartitionedGraph,
+    aot_compile,
+    min_cut_partition,
+    narrow_saved_indices,
+)
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
 from dovetail_inductor.codegen_triton.typed import typed_kernels
 from dovetail_prims.at_sizes import is_symbolic
@@ -74,7 +80,8 @@ def builder_for_hopper() -> TritonBuilder:
 
 
 def _cut(joint: JointGraph) -> PartitionedGraph:
-    return min_cut_partition(replace(joint, gm=prefer_channels_last(joint.gm, "cpu")))
+    laid_out = replace(joint, gm=prefer_channels_last(joint.gm, "cpu"))
+    return min_cut_partition(narrow_saved_indices(laid_out, ("cpu",)))
 
 
 def launch(

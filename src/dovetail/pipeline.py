@@ -28,6 +28,7 @@ from dovetail_autograd_aot import (
     Signature,
     aot_compile,
     min_cut_partition,
+    narrow_saved_indices,
     recognise_attention,
     recognise_scored_attention,
 )
@@ -261,10 +262,12 @@ def _kept_by_the_caller(signature: Signature) -> frozenset[int]:
 
 
 def cut(joint: JointGraph, options: Options) -> PartitionedGraph:
-    """Cut in two after layouts are chosen, so that what is saved is saved in them."""
+    """Cut in two after layouts are chosen, so that what is saved is saved in them, and in as few
+    bytes as it can be told apart in."""
     laid_out = replace(joint, gm=prefer_channels_last(joint.gm))
+    narrow = narrow_saved_indices(laid_out, ("cuda",))
     budget = options.activation_memory_budget
-    return min_cut_partition(laid_out, activation_memory_budget=budget)
+    return min_cut_partition(narrow, activation_memory_budget=budget)
 
 
 def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from dovetail_autograd_aot.graphs import (
     ViewStep,
 )
 from dovetail_autograd_aot.joint import trace_joint
+from dovetail_autograd_aot.narrow_indices import narrow_saved_indices
 from dovetail_autograd_aot.partition import default_partition, min_cut_partition
 from dovetail_autograd_aot.scored_attention import recognise_scored_attention
 from dovetail_autograd_aot.storage import TraceError
@@ -36,6 +37,7 @@ __all__ = [
     "default_partition",
     "example_values",
     "min_cut_partition",
+    "narrow_saved_indices",
     "recognise_attention",
     "recognise_scored_attention",
     "trace_joint",
