@@ -118,12 +118,14 @@ class MutatedInput:
     """Input `index` gets a new value; `data_only` when the write happens under no_grad or the
     input does not require grad (a plain `copy_` outside autograd); `silent` when its version
     counter does not tell (a write through `.data`, batch norm's statistics). `lost`: the error of
-    the backward of its new value, if there is none (empty if there is)."""
+    the backward of its new value, if there is none (empty if there is). `grown`: a storage that is
+    an input has so many elements then, more than before."""
 
     index: int
     data_only: bool
     silent: bool = False
     lost: str = ""
+    grown: int | None = None
 
 
 @dataclass(frozen=True)

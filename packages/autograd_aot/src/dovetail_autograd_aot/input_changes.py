@@ -105,7 +105,7 @@ def _mutated(
                 if trace.examples[i].requires_grad:
                     refuse_inner_overlap(trace.examples[i], i)
         silent = not graded and index in trace.versions and not _tells(trace, index)
-        found = MutatedInput(index, data_only=not graded, silent=silent)
+        found = MutatedInput(index, not graded, silent, grown=_grown(trace, storage))
     elif graded:
         members = trace.storages[trace.base_of[index] - trace.num_examples].members
         others = [trace.examples[i] for i in members]
@@ -116,6 +116,17 @@ def _mutated(
             f"input {index} requires grad, is written to and changes its shape in place"
         )
     return found
+
+
+def _grown(trace: JointTrace, storage: TracedStorage) -> int | None:
+    """How many elements a storage that is an input has in the end, if that are more than before."""
+    if not storage.grown:
+        return None
+    assert storage.root is not None and storage.primal is not None
+    member = trace.storages[storage.primal - trace.num_examples].members[0]
+    if not trace.examples[member].untyped_storage().resizable():
+        raise TraceError(f"input {member} is to have more elements than its memory, which is fixed")
+    return int(storage.root._sizes[0])
 
 
 def _need_storage_if_on_itself(trace: JointTrace, index: int, writer: str | None) -> None:

@@ -203,6 +203,7 @@ class JointTrace:
             self.tracer.stack_trace = None
             self.tracer.checkpoint = self.tracer.policy = None
             input_changes.refuse_graded_writes(self)
+            self._look_at_grown_storages()
             with torch.no_grad():
                 mutated = input_changes.mutated_inputs(self)
                 inputs = Inputs(
@@ -321,6 +322,12 @@ class JointTrace:
         self.counter_of[index] = self.counter_of.get(first, index)
         if first != index:
             give_counter(primal, self.primals[first])
+
+    def _look_at_grown_storages(self) -> None:
+        """Where inputs lie in storages that the graph gave more memory."""
+        for index, chain in self.chains.items():
+            grown = self.primals[self.base_of[index]]._storage.grown
+            self.chains[index] = (*reversed(grown), *chain)
 
     # --- forward ----------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def classify_outputs(
         tensors.append(None if mutation.data_only else primal)
         # (An input that changed its shape is written back in its old one.)
         value = track_of(primal).storage.node
-        for step in inputs.chains.get(mutation.index, ()):
+        for step in effective(inputs.chains.get(mutation.index, ())):
             value = tracer.apply_view(step, value)
         result.forward.append(value)
     for plan in planned:

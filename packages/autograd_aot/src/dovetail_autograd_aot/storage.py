@@ -41,8 +41,8 @@ class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
     __slots__ = (
-        "constant", "lazy", "node", "part", "primal", "reshaped", "reshaper", "root", "shared",
-        "version", "writer",
+        "constant", "grown", "lazy", "node", "part", "primal", "reshaped", "reshaper", "root",
+        "shared", "version", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,8 @@ class TracedStorage(FakeStorage):
         # Sizes and strides of the only elements that anybody gave values to.
         self.part: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
         self.root: FakeTensor | None = None  # the tensor that is the whole storage
+        # Each time that it was given more memory: where what had been the whole lies in it.
+        self.grown: list[ViewStep] = []
 
     def count_write(self, tracer: Tracer) -> None:
         """There is a new version of it, by the node that runs."""
@@ -75,13 +77,26 @@ class TracedStorage(FakeStorage):
 class Track:
     """How a traced tensor sees its storage: `node` is its value as of version `seen`."""
 
-    __slots__ = ("chain", "node", "seen", "storage")
+    __slots__ = ("_chain", "_grown", "node", "seen", "storage")
 
     def __init__(self, storage: TracedStorage, chain: tuple[ViewStep, ...], node: Node) -> None:
         self.storage = storage
         self.chain = chain
         self.node = node
         self.seen = storage.version
+
+    @property
+    def chain(self) -> tuple[ViewStep, ...]:
+        """The steps that lead to it from its storage, as large as that is now."""
+        grown = self.storage.grown
+        if len(grown) != self._grown:
+            self.chain = (*reversed(grown[self._grown :]), *self._chain)
+        return self._chain
+
+    @chain.setter
+    def chain(self, chain: tuple[ViewStep, ...]) -> None:
+        self._chain = chain
+        self._grown = len(self.storage.grown)
 
 
 def track_of(tensor: FakeTensor) -> Track:
@@ -156,8 +171,8 @@ def refuse_strided_views(tensor: FakeTensor) -> None:
     track = track_of(tensor)
     if track.seen == track.storage.version:
         return
-    # (The first of a shared storage leads to an input that lies in it.)
-    later = track.chain[1 + track.storage.shared :]
+    # (The first lead to where its memory was as a whole, or to an input that lies in it.)
+    later = track.chain[1 + track.storage.shared + len(track.storage.grown) :]
     if tensor.requires_grad and any(step.op is aten.as_strided.default for step in later):
         why = "a tensor that is as_strided of another view, and its base written to"
         raise refusal(why, track.storage.writer)

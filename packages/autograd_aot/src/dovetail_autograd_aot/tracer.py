@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from dovetail_autograd_aot import selective, views, writes
+from dovetail_autograd_aot import changes_in_place, selective, views, writes
 from dovetail_autograd_aot.copies import begins_its_memory, views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
@@ -157,11 +157,11 @@ class Tracer(NodeRecorder, DispatchMode):
             node.meta["checked"] = True
             return None
         if kind is OpKind.METADATA:
-            return views.change_metadata(self, info, func, args, kwargs)
+            return changes_in_place.change_metadata(self, info, func, args, kwargs)
         if func in (aten.resize_.default, aten.resize_as_.default):
-            return views.resize(self, func, args, kwargs)
+            return changes_in_place.resize(self, func, args, kwargs)
         if func is aten.set_.source_Tensor:
-            return views.set_(self, func, *args)
+            return changes_in_place.set_(self, func, *args)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
     def _with_number_as_tensor(

@@ -27,6 +27,7 @@ def make_write_back(signature: Signature) -> Write | None:
     graded = [pair for m, pair in pairs if not m.data_only]
     if not hidden and not data:
         return None
+    grows = any(m.grown is not None for m in signature.mutated)
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
     groups: dict[bool, list[list[tuple[int, int]]]] = {}
 
@@ -49,6 +50,8 @@ def make_write_back(signature: Signature) -> Write | None:
                     )
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        if grows:
+            grow_storages(signature, inputs)
         for index, result in graded:
             if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
                 inputs[index].copy_(results[result])
@@ -62,6 +65,13 @@ def make_write_back(signature: Signature) -> Write | None:
             copy(False, inputs, results)
 
     return write_back
+
+
+def grow_storages(signature: Signature, inputs: Sequence[Any]) -> None:
+    """Give storages that are inputs the memory that the graph gave them."""
+    for mutated in signature.mutated:
+        if mutated.grown is not None:
+            inputs[mutated.index].resize_((mutated.grown,))
 
 
 def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Write | None]:
@@ -113,6 +123,7 @@ def write_ahead(
     For hooks that take saved tensors: one may raise when it has seen enough, as the early stop of a
     checkpoint's recomputation does. Eager has written by then.
     """
+    grow_storages(signature, inputs)
     taken = {t.untyped_storage().data_ptr() for t in saved if isinstance(t, torch.Tensor)}
     for i, mutated in enumerate(signature.mutated):
         target, value = inputs[mutated.index], results[signature.num_fresh + i]

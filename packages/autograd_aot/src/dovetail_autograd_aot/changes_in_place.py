@@ -1,0 +1,199 @@
+"""Tensors that become something else in place: another view of their storage (`t_`, `resize_`,
+`out=` of another size), or of another one (`set_`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_prims.fake_tensor import FakeTensor, set_lazy, set_metadata
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from dovetail_autograd_aot.graphs import ViewStep
+from dovetail_autograd_aot.op_info import OpInfo
+from dovetail_autograd_aot.storage import (
+    ConstantWrittenError,
+    StorageNeededError,
+    TracedStorage,
+    TraceError,
+    refusal,
+    track_of,
+    wrap,
+)
+from dovetail_autograd_aot.values import same_metadata, same_sizes
+from dovetail_autograd_aot.views import (
+    as_strided,
+    is_dense,
+    refuse_other_elements,
+    take_step,
+    take_view,
+)
+
+if TYPE_CHECKING:
+    from dovetail_autograd_aot.tracer import Tracer
+
+aten = torch.ops.aten
+
+
+def change_metadata(
+    tracer: Tracer, info: OpInfo, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> FakeTensor:
+    """t_, squeeze_ ...: the tensor becomes another view of its storage."""
+    form = info.functional
+    assert form is not None
+    _note_reshape(tracer, args[0], func, args[1:], kwargs)
+    return _become_view(tracer, args[0], lambda tensor: take_view(tracer, form, args, kwargs))
+
+
+def _note_reshape(
+    tracer: Tracer, tensor: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
+    if primal is not None and id(tensor) in tracer.inputs:
+        if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves((args, kwargs))):
+            raise refusal(f"{func} of an input, in place, with symbolic sizes", tracer.running)
+        step = ViewStep(func, args, tuple(kwargs.items()))
+        tracer.reshapers.setdefault(id(tensor), tracer.running)
+        noted = tracer.reshaped.setdefault(id(tensor), [])
+        noted.append((step, torch.is_grad_enabled()))
+
+
+def resize(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """resize_, resize_as_: another view of as many elements or fewer; of an empty tensor,
+    uninitialised memory."""
+    tensor, wanted = args[0], args[1]
+    if type(tensor) is not FakeTensor:
+        raise ConstantWrittenError("")
+    sizes = list(wanted._sizes if type(wanted) is FakeTensor else wanted)
+    if same_sizes(tuple(sizes), tensor._sizes):
+        return tensor
+    memory_format = args[2] if len(args) > 2 else kwargs.get("memory_format")
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        raise TraceError("resize_ in place to a memory format cannot be compiled")
+    if any(type(s) is not int for s in (*sizes, *tensor._sizes)):
+        storage = track_of(tensor).storage
+        if not _is_empty(storage.root) or storage.primal is not None:
+            raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
+    return resized(tracer, tensor, sizes, func)
+
+
+def resized(
+    tracer: Tracer,
+    tensor: FakeTensor,
+    sizes: list[Any],
+    func: OpOverload,
+    strides: Sequence[Any] | None = None,
+) -> FakeTensor:
+    """Give `tensor` other sizes in place, with these strides or contiguous ones."""
+    storage = track_of(tensor).storage
+    change = ViewStep(aten.resize_.default, (sizes,))
+    if strides is None:
+        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    else:
+        change = ViewStep(aten.as_strided_.default, (sizes, list(strides), tensor._offset))
+    if _is_empty(storage.root) and 0 not in sizes and storage.primal is None:
+        with tracer:
+            new = torch.empty_strided(sizes, strides, dtype=tensor._dtype, device=tensor._device)
+        return become(tracer, tensor, tracer.traced(new))
+    make_room(tracer, tensor, sizes, strides, tensor._offset, func)
+    _note_reshape(tracer, tensor, change.op, change.args, {})
+    return _become_view(tracer, tensor, lambda t: as_strided(tracer, t, sizes, strides, t._offset))
+
+
+def make_room(
+    tracer: Tracer,
+    tensor: FakeTensor,
+    sizes: Sequence[Any],
+    strides: Sequence[Any],
+    offset: Any,
+    func: OpOverload,
+) -> None:
+    """Let the storage of a tensor, on account of `func`, have the memory that a view of it with
+    these sizes, strides and offset shows, as eager does: all else stays, and what is new is not
+    initialised."""
+    storage = track_of(tensor).storage
+    if storage.primal is not None and not storage.shared:
+        raise StorageNeededError(storage.primal, tracer.running)
+    end = 0
+    if 0 not in sizes:
+        end = offset + 1 + sum((n - 1) * d for n, d in zip(sizes, strides, strict=True))
+    root = storage.root
+    if root is None or any(type(n) is not int for n in (end, *root._sizes)):
+        raise TraceError(f"{func} of a tensor the storage of which is not known as a whole")
+    if end <= math.prod(root._sizes):
+        return
+    refuse_other_elements(tensor)
+    if storage.constant is not None:
+        raise ConstantWrittenError(storage.constant)
+    if not storage.shared and not is_dense(root):
+        raise TraceError(f"{func} to more elements than a storage with gaps has")
+    _grow(tracer, storage, root, end)
+
+
+def _grow(tracer: Tracer, storage: TracedStorage, root: FakeTensor, count: int) -> None:
+    """Let a storage have `count` elements, of which `root`, the whole so far, are the first."""
+    held = math.prod(root._sizes)
+    before = ViewStep(aten.as_strided.default, (list(root._sizes), list(root._strides), 0))
+    placed = {"dtype": root._dtype, "device": root._device}
+    new = tracer.node_op(aten.empty.memory_format, ([count - held],), placed)
+    if held:
+        flat = ViewStep(aten.as_strided.default, ([held], [1], 0))
+        new = tracer.node_op(aten.cat.default, ([tracer.apply_view(flat, storage.node), new],), {})
+    storage.root = None
+    storage.node = new
+    storage.grown.append(before)
+    storage.count_write(tracer)
+    wrap(new, storage)
+
+
+def _is_empty(root: FakeTensor | None) -> bool:
+    """Is it known of a whole storage that it holds nothing?"""
+    return root is not None and any(type(size) is int and size == 0 for size in root._sizes)
+
+
+def set_(tracer: Tracer, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:
+    """set_: the tensor becomes another one's alias."""
+    if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
+        raise TraceError(f"{func} of an input: return the tensor instead")
+    other = tracer.traced(source)
+    # (whether values are lazily conjugated or negated is not taken over)
+    if other.is_conj() != tensor.is_conj():
+        other = take_step(tracer, other, aten._conj.default, ())
+    if other.is_neg() != tensor.is_neg():
+        other = take_step(tracer, other, aten._neg_view.default, ())
+    return become(tracer, tensor, other)
+
+
+def _become_view(
+    tracer: Tracer, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]
+) -> FakeTensor:
+    """Make a tensor in place the view of itself that `as_view` gives."""
+    if type(tensor) is not FakeTensor:
+        raise ConstantWrittenError("")
+    storage = track_of(tensor).storage
+    if storage.root is tensor:
+        if storage.constant is not None:
+            raise TraceError("changing the shape of a constant in place cannot be compiled")
+        storage.root = None
+        # Another tensor to be the whole storage. It lies as this one did: its value, after a write,
+        # may lie otherwise, and begins where an input does, not the input's memory.
+        wrap(storage.node, storage, like=tensor)
+    # (A change in place makes no view: none that autograd would say was made under no_grad.)
+    with torch.set_grad_enabled(torch.is_grad_enabled() or not tensor.requires_grad):
+        view = as_view(tensor)
+    return tensor if same_metadata(view, tensor) else become(tracer, tensor, view)
+
+
+def become(tracer: Tracer, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
+    """Make a tensor in place what another one is."""
+    moved, track = track_of(other), track_of(tensor)
+    if not same_metadata(tensor, other):
+        moved.storage.reshaped, moved.storage.reshaper = True, tracer.running
+    set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
+    set_lazy(tensor, other.is_conj(), other.is_neg())
+    track.storage, track.chain = moved.storage, moved.chain
+    track.node, track.seen = moved.node, moved.seen
+    return tensor
