@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -154,17 +155,72 @@ def _is_empty(root: FakeTensor | None) -> bool:
     return root is not None and any(type(size) is int and size == 0 for size in root._sizes)
 
 
-def set_(tracer: Tracer, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:
-    """set_: the tensor becomes another one's alias."""
-    if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
-        raise TraceError(f"{func} of an input: return the tensor instead")
-    other = tracer.traced(source)
+def set_(tracer: Tracer, func: OpOverload, tensor: Any, *source: Any) -> FakeTensor:
+    """set_: the tensor becomes another one's alias, or a view of a storage."""
+    if type(tensor) is not FakeTensor:
+        raise ConstantWrittenError("")
+    other = _set_to(tracer, func, tensor, *source)
+    if track_of(other).storage.constant is not None:
+        raise ConstantWrittenError(track_of(other).storage.constant or "")
     # (whether values are lazily conjugated or negated is not taken over)
     if other.is_conj() != tensor.is_conj():
         other = take_step(tracer, other, aten._conj.default, ())
     if other.is_neg() != tensor.is_neg():
         other = take_step(tracer, other, aten._neg_view.default, ())
+    if id(tensor) in tracer.inputs:
+        if tensor.is_conj() or tensor.is_neg():
+            raise TraceError(f"{func} of an input that is a lazy conjugate or negative")
+        tracer.set_inputs.setdefault(id(tensor), tracer.running)
+    if other is tensor:
+        return tensor
+    _leave_whole(tensor)
     return become(tracer, tensor, other)
+
+
+def _set_to(tracer: Tracer, func: OpOverload, tensor: FakeTensor, *source: Any) -> FakeTensor:
+    """What `set_` makes a tensor an alias of."""
+    if func is aten.set_.source_Tensor:
+        return tracer.traced(source[0])
+    if func is aten.set_.default:
+        with tracer:
+            return tracer.traced(torch.empty((0,), dtype=tensor._dtype, device=tensor._device))
+    holder = _tensor_in(source[0])
+    if holder is None:
+        raise TraceError(f"{func} of a storage that no tensor of the graph lies in")
+    storage = track_of(holder).storage
+    if storage.primal is not None and not storage.shared:
+        raise StorageNeededError(storage.primal, tracer.running)
+    refuse_other_elements(holder)
+    if storage.root is None or holder._dtype is not tensor._dtype:
+        raise TraceError(f"{func} of a storage with elements of another dtype")
+    if func is aten.set_.source_Storage:
+        whole: list[Any] = list(storage.root._sizes)
+        offset, sizes, strides = 0, [math.prod(whole)], [1]
+    else:
+        offset, sizes = source[1], list(source[2])
+        strides = list(source[3]) if len(source) > 3 else []
+        strides = strides or [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    make_room(tracer, holder, sizes, strides, offset, func)
+    return as_strided(tracer, holder, sizes, strides, offset)
+
+
+def _tensor_in(storage: torch.UntypedStorage) -> FakeTensor | None:
+    """A traced tensor whose storage, for PyTorch, this is. (Views of it have others.)"""
+    for value in gc.get_objects():
+        if type(value) is FakeTensor and "_aot_track" in value.__dict__:
+            if value.untyped_storage()._cdata == storage._cdata:
+                return value
+    return None
+
+
+def _leave_whole(tensor: FakeTensor) -> None:
+    """Let another tensor be the whole storage, if this one, which is about to move, is that. It
+    lies as this one did: its value, after a write, may lie otherwise, and begins where an input
+    does, not the input's memory."""
+    storage = track_of(tensor).storage
+    if storage.root is tensor:
+        storage.root = None
+        wrap(storage.node, storage, like=tensor)
 
 
 def _become_view(
@@ -174,13 +230,9 @@ def _become_view(
     if type(tensor) is not FakeTensor:
         raise ConstantWrittenError("")
     storage = track_of(tensor).storage
-    if storage.root is tensor:
-        if storage.constant is not None:
-            raise TraceError("changing the shape of a constant in place cannot be compiled")
-        storage.root = None
-        # Another tensor to be the whole storage. It lies as this one did: its value, after a write,
-        # may lie otherwise, and begins where an input does, not the input's memory.
-        wrap(storage.node, storage, like=tensor)
+    if storage.root is tensor and storage.constant is not None:
+        raise TraceError("changing the shape of a constant in place cannot be compiled")
+    _leave_whole(tensor)
     # (A change in place makes no view: none that autograd would say was made under no_grad.)
     with torch.set_grad_enabled(torch.is_grad_enabled() or not tensor.requires_grad):
         view = as_view(tensor)

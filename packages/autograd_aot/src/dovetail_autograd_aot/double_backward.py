@@ -100,7 +100,7 @@ class DoubleBackward:
         # The history of these is about to go through this graph, which would hold itself.
         self.overtaken = [m.index for m in self.signature.mutated if not m.data_only]
         reshaped = self.signature.reshaped
-        self.reshaped = [r.index for r in reshaped]
+        self.reshaped = [*(r.index for r in reshaped), *self.signature.set_inputs]
         # (A copy has other strides, and none of what lies beside it.)
         self.moved = any(step.op not in CHANGES_OF_SHAPE for r in reshaped for step in r.steps)
         count = self.signature.num_forward_outputs
@@ -360,7 +360,7 @@ class DoubleBackward:
         mutation = index - signature.num_fresh
         if 0 <= mutation < len(signature.mutated):
             return aliases[signature.mutated[mutation].index]  # type: ignore[no-any-return]
-        for info, value in zip(signature.outputs, outputs, strict=True):
+        for info, value in zip(signature.user_outputs, outputs, strict=True):
             if info.kind is OutputKind.FRESH and info.base == index:
                 return value  # type: ignore[no-any-return]
             if info.lies_in(index) and value._base is not None:

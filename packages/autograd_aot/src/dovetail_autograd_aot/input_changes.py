@@ -61,7 +61,7 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
     for index, primal in enumerate(trace.primals):
         if trace.leaves[index] is None:
             continue
-        storage = track_of(primal).storage
+        storage = trace.homes[index]
         if storage.version == 0 and not _has_new_history(trace, index, primal):
             continue
         try:
@@ -111,10 +111,6 @@ def _mutated(
         others = [trace.examples[i] for i in members]
         refuse_graded_relatives(trace.examples[index], others, index)
         found = MutatedInput(index, data_only=False)
-    if graded and id(primal) in trace.tracer.reshaped:
-        raise TraceError(
-            f"input {index} requires grad, is written to and changes its shape in place"
-        )
     return found
 
 
@@ -151,11 +147,28 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         trace.apart.append((index, number))
 
 
+def set_inputs(trace: JointTrace) -> tuple[int, ...]:
+    """The inputs that were `set_`: whatever they were before, they become aliases in the end."""
+    found = []
+    for index, primal in enumerate(trace.primals):
+        if trace.leaves[index] is None or id(primal) not in trace.tracer.set_inputs:
+            continue
+        why = ""
+        if trace.examples[index].requires_grad or grad_flags(primal)[0]:
+            why = f"set_ of input {index}, which requires grad"
+        elif trace.wrapping is not None:
+            why = f"set_ of input {index} beside tensor subclasses"
+        if why:
+            raise refusal(why, trace.tracer.set_inputs[id(primal)])
+        found.append(index)
+    return tuple(found)
+
+
 def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
     """The inputs that became other views of themselves."""
     found = []
     for index, primal in enumerate(trace.primals):
-        if trace.leaves[index] is None:
+        if trace.leaves[index] is None or id(primal) in trace.tracer.set_inputs:
             continue
         steps = list(trace.tracer.reshaped.get(id(primal), ()))
         example = trace.examples[index]

@@ -161,6 +161,7 @@ class JointTrace:
         self.storages = input_changes.shared_storages(self, by_storage)
         self.apart: list[tuple[int, int]] = []
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
+        self.homes: dict[int, TracedStorage] = {}  # the storages that inputs came in
         self.base_of = {  # the input that is its storage, by input
             member: self.num_examples + i
             for i, shared in enumerate(self.storages)
@@ -204,6 +205,8 @@ class JointTrace:
             self.tracer.checkpoint = self.tracer.policy = None
             input_changes.refuse_graded_writes(self)
             self._look_at_grown_storages()
+            were_set = input_changes.set_inputs(self)
+            outputs += [self.primals[i] for i in were_set]
             with torch.no_grad():
                 mutated = input_changes.mutated_inputs(self)
                 inputs = Inputs(
@@ -213,6 +216,8 @@ class JointTrace:
                         self.num_examples + i: shared.members
                         for i, shared in enumerate(self.storages)
                     },
+                    self.homes,
+                    were_set,
                 )
                 result = classify_outputs(self.tracer, outputs, inputs, mutated)
                 input_changes.refuse_untracked_views(self, result)
@@ -229,7 +234,7 @@ class JointTrace:
                 input_changes.take_views_of_reshaped(self, result, reshaped)
                 points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
-        return self._finish(result, mutated, reshaped, gradients, points)
+        return self._finish(result, mutated, reshaped, gradients, points, were_set)
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -262,6 +267,7 @@ class JointTrace:
             wrap(self.placeholders[index], bases[index])
         for index, (node, example) in enumerate(zip(self.placeholders, self.examples, strict=True)):
             if index in bases:
+                self.homes[index] = bases[index]
                 self.primals.append(bases[index].root)
                 self.leaves.append(bases[index].root)
                 self.grad_fns.append(None)
@@ -275,6 +281,7 @@ class JointTrace:
                 continue
             self.tracer.sizes.bind_sizes(node, node.meta["val"])
             if id(example) in seen:  # the same tensor twice: the same traced tensor twice
+                self.homes[index] = self.homes[seen[id(example)]]
                 self.primals.append(self.primals[seen[id(example)]])
                 self.leaves.append(None)
                 self.grad_fns.append(None)
@@ -295,6 +302,7 @@ class JointTrace:
             storage = shared
             self.chains[index] = (place_in(example),)
             node = self.tracer.apply_view(self.chains[index][0], shared.node)
+        self.homes[index] = storage
         leaf = wrap(node, storage, self.chains.get(index, ()))
         primal = leaf
         if example.requires_grad:
@@ -426,6 +434,7 @@ class JointTrace:
         reshaped: tuple[ReshapedInput, ...],
         gradients: list[Node | None],
         points: tuple[GradientPoint, ...],
+        were_set: tuple[int, ...],
     ) -> JointGraph:
         has_backward = any(g is not None for g in gradients)
         outputs = [*result.forward, *(gradients if has_backward else [])]
@@ -446,6 +455,7 @@ class JointTrace:
             backward_error=self.backward_error,
             bumped=input_changes.bumped_inputs(self, mutated),
             writes=input_changes.counted_writes(self, mutated, reshaped),
+            set_inputs=were_set,
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):

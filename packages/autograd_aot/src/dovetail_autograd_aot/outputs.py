@@ -83,7 +83,8 @@ def _has_gradient_of(info: OutputInfo, forward: int) -> bool:
 def classify_outputs(
     tracer: Tracer, outputs: list[Any], inputs: Inputs, mutated: list[MutatedInput]
 ) -> Classified:
-    """Sort the user outputs into kinds and number the forward outputs."""
+    """Sort the user outputs into kinds and number the forward outputs. (The last outputs are what
+    inputs were `set_` to.)"""
     planned = plan_outputs(tracer, outputs, inputs)
     primals = inputs.primals
     result = Classified(mutated)
@@ -107,8 +108,12 @@ def classify_outputs(
         primal = primals[mutation.index]
         # Data-only writes take no gradient back: no tangent for them.
         tensors.append(None if mutation.data_only else primal)
-        # (An input that changed its shape is written back in its old one.)
-        value = track_of(primal).storage.node
+        if not mutation.data_only and id(primal) in tracer.reshaped:
+            # It is to have its new shape before autograd sees the write: its gradient has that.
+            result.forward.append(read(tracer, primal))
+            continue
+        # (Others that change their shape are written back in their old one.)
+        value = inputs.homes[mutation.index].node
         for step in effective(inputs.chains.get(mutation.index, ())):
             value = tracer.apply_view(step, value)
         result.forward.append(value)
@@ -156,10 +161,10 @@ def classify_outputs(
                 counter=counter,
                 lost=why_lost(value) if is_tensor else "",
                 untracked=is_leaf and _untracked(plan, primals),
-                from_base=plan.primal is not None
-                and not track_of(primals[plan.primal]).storage.shared,
+                from_base=plan.primal is not None and not inputs.homes[plan.primal].shared,
                 detached=detached,
                 view_of=view_of,
+                of_set=plan.of_set,
                 by_user=memory is not None
                 and requires_grad
                 and not is_leaf

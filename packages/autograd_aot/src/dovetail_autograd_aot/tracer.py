@@ -57,6 +57,12 @@ _CHECKS = frozenset(
         aten.allclose.default,
     }
 )  # fmt: skip
+_SETS = frozenset(
+    {
+        aten.set_.default, aten.set_.source_Tensor, aten.set_.source_Storage,
+        aten.set_.source_Storage_storage_offset,
+    }
+)  # fmt: skip
 # The dtypes of the tensors that PyTorch makes of numbers.
 _NUMBERS = {
     bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
@@ -102,6 +108,7 @@ class Tracer(NodeRecorder, DispatchMode):
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
         self.reshapers: dict[int, str | None] = {}  # by which node first
+        self.set_inputs: dict[int, str | None] = {}  # by `set_`: by which node first
         self.inputs: set[int] = set()  # ids of the traced inputs
         # What the caller sees once the forward has run: a backward's writes would come too late.
         self.seen_outside: set[TracedStorage] = set()
@@ -160,8 +167,8 @@ class Tracer(NodeRecorder, DispatchMode):
             return changes_in_place.change_metadata(self, info, func, args, kwargs)
         if func in (aten.resize_.default, aten.resize_as_.default):
             return changes_in_place.resize(self, func, args, kwargs)
-        if func is aten.set_.source_Tensor:
-            return changes_in_place.set_(self, func, *args)
+        if func in _SETS:
+            return changes_in_place.set_(self, func, *args, **kwargs)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
     def _with_number_as_tensor(

@@ -22,7 +22,7 @@ from dovetail_autograd_aot.graphs import (
     OutputKind,
     ReshapedInput,
 )
-from dovetail_autograd_aot.storage import refusal, track_of
+from dovetail_autograd_aot.storage import refusal
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
@@ -70,7 +70,7 @@ def _writer(trace: JointTrace, index: int) -> str | None:
         return reshaper
     counter = trace.counter_of[index]
     sharing = [i for i, other in trace.counter_of.items() if other == counter]
-    writers = [track_of(trace.primals[i]).storage.writer for i in (index, *sharing)]
+    writers = [trace.homes[i].writer for i in (index, *sharing)]
     return next((writer for writer in writers if writer is not None), None)
 
 
