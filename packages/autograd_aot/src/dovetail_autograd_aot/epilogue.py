@@ -71,8 +71,11 @@ def make_epilogue(
         ]
         for stage in range(len(stages))
     ]
-    reshapes_first = [r for r in signature.reshaped if r.index in first]
-    steps = list(zip(writes, stages, reshapes, strict=True))
+    reshapes_first = [
+        [r for r in signature.reshaped if r.index in first and written.get(r.index, 0) == stage]
+        for stage in range(len(stages))
+    ]
+    steps = list(zip(writes, reshapes_first, stages, reshapes, strict=True))
     own = len(signature.user_outputs)
     sets = list(zip(signature.set_inputs, range(own, len(makers)), strict=True))
     plain = all(_is_plain(o) for o in signature.outputs)
@@ -96,13 +99,13 @@ def make_epilogue(
                 outputs[i] = make(bases, results, outputs)
 
         make_outputs(early)
-        for change in reshapes_first:
-            _reshape(inputs[change.index], change)
-        for stage, (write, numbers, reshaped) in enumerate(steps):
+        for stage, (write, reshaped_first, numbers, reshaped) in enumerate(steps):
             if give is not None:
                 give(stage, results, inputs, outputs, opened)
             if write is not None:
                 write(inputs, results)
+            for change in reshaped_first:
+                _reshape(inputs[change.index], change)
             if not plain:
                 make_outputs(numbers)
             for change in reshaped:
@@ -118,19 +121,14 @@ def make_epilogue(
 
 
 def _reshaped_first(signature: Signature) -> set[int]:
-    """The inputs that change their shape before autograd sees a write to them: their new values
+    """The inputs that change their shape as soon as autograd saw a write to them: their new values
     have that shape."""
-    seen = {m.index for m in signature.mutated if not m.data_only}
-    return {r.index for r in signature.reshaped if r.index in seen and _changes_shape(r)}
-
-
-def _changes_shape(reshaped: ReshapedInput) -> bool:
-    return any(step.op is not aten.detach_.default for step in reshaped.steps)
+    return {m.index for m in signature.mutated if m.reshaped}
 
 
 def _early_outputs(signature: Signature, first: Collection[int]) -> list[int]:
-    """The outputs without a gradient that are taken of inputs as they were before they changed
-    their shape `first` of all."""
+    """The outputs without a gradient that are taken of the inputs `first` before those change their
+    shape."""
     return [
         i
         for i, info in enumerate(signature.outputs)

@@ -183,8 +183,8 @@ def output_stages(
 ) -> list[list[int]]:
     """The outputs in the order in which they can be made, by the stages of the points: views after
     the nodes of what they are taken of, and what is made of other outputs after them.
-    What autograd has lost track of comes last. The inputs `first` change their shape before all
-    else."""
+    What autograd has lost track of comes last. The inputs `first` change their shape before
+    any views are made."""
     results = {point.forward: point.stage for point in points}
     inputs: Mapping[Any, int] = written_stages(points)
     views = {p.output: p.stage for p in points if p.source is PointSource.OUTPUT}

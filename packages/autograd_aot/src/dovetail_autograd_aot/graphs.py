@@ -121,13 +121,15 @@ class MutatedInput:
     input does not require grad (a plain `copy_` outside autograd); `silent` when its version
     counter does not tell (a write through `.data`, batch norm's statistics). `lost`: the error of
     the backward of its new value, if there is none (empty if there is). `grown`: a storage that is
-    an input has so many elements then, more than before."""
+    an input has so many elements then, more than before. `reshaped`: the new value has the shape
+    that the input changes to in place."""
 
     index: int
     data_only: bool
     silent: bool = False
     lost: str = ""
     grown: int | None = None
+    reshaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,11 +199,13 @@ class Signature:
 @dataclass(frozen=True)
 class MovedInput:
     """Input `index`, whose version counter tells of a write. `with_views`: a view of it is returned
-    that autograd may be asked for the gradient of; `graded`: autograd saw the write."""
+    that autograd may be asked for the gradient of; `graded`: autograd saw the write; `reshaped`: it
+    changes its shape, too."""
 
     index: int
     graded: bool
     with_views: bool
+    reshaped: bool = False
 
 
 class PointSource(Enum):

@@ -27,6 +27,7 @@ from dovetail_autograd_aot.inputs import (
     shared_storage,
     storage_key,
 )
+from dovetail_autograd_aot.op_info import CHANGES_OF_SHAPE
 from dovetail_autograd_aot.outputs import Classified
 from dovetail_autograd_aot.storage import (
     StorageNeededError,
@@ -111,6 +112,17 @@ def _mutated(
         others = [trace.examples[i] for i in members]
         refuse_graded_relatives(trace.examples[index], others, index)
         found = MutatedInput(index, data_only=False)
+    steps = trace.tracer.reshaped.get(id(primal), ())
+    if graded and steps and found is not None:
+        why = ""
+        if any(step.op not in CHANGES_OF_SHAPE for step, _ in steps):
+            why = "changes in place where it lies"
+        elif not all(grad_mode for _, grad_mode in steps):
+            why = "changes its shape in place under no_grad"
+        if why:
+            why = f"input {index} requires grad, is written to and {why}"
+            raise refusal(why, trace.tracer.reshapers[id(primal)])
+        found = replace(found, reshaped=True)
     return found
 
 

@@ -108,8 +108,7 @@ def classify_outputs(
         primal = primals[mutation.index]
         # Data-only writes take no gradient back: no tangent for them.
         tensors.append(None if mutation.data_only else primal)
-        if not mutation.data_only and id(primal) in tracer.reshaped:
-            # It is to have its new shape before autograd sees the write: its gradient has that.
+        if mutation.reshaped:  # its gradient has its new shape
             result.forward.append(read(tracer, primal))
             continue
         # (Others that change their shape are written back in their old one.)
