@@ -179,12 +179,3 @@ def test_what_requires_grad_is_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(TraceError, match="set_ of input 0, which requires grad"):
         aot_compile(as_graph(function, 2), [x, torch.ones(2)], forward_compiler=run_fx)
-
-
-def test_elements_of_another_dtype_are_refused() -> None:
-    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return (x.set_(y.untyped_storage()),)
-
-    inputs = [torch.ones(3), torch.ones(2, dtype=torch.int64)]
-    with pytest.raises(TraceError, match="elements of another dtype"):
-        aot_compile(as_graph(function, 2), inputs, forward_compiler=run_fx)

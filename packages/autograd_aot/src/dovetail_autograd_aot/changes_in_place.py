@@ -28,7 +28,6 @@ from dovetail_autograd_aot.values import same_metadata, same_sizes
 from dovetail_autograd_aot.views import (
     as_strided,
     is_dense,
-    refuse_other_elements,
     take_step,
     take_view,
 )
@@ -118,15 +117,15 @@ def make_room(
     storage = track_of(tensor).storage
     if storage.primal is not None and not storage.shared:
         raise StorageNeededError(storage.primal, tracer.running)
-    end = 0
+    end: Any = 0
     if 0 not in sizes:
         end = offset + 1 + sum((n - 1) * d for n, d in zip(sizes, strides, strict=True))
     root = storage.root
     if root is None or any(type(n) is not int for n in (end, *root._sizes)):
         raise TraceError(f"{func} of a tensor the storage of which is not known as a whole")
+    end = -(-end * tensor._dtype.itemsize // root._dtype.itemsize)  # in elements of the whole
     if end <= math.prod(root._sizes):
         return
-    refuse_other_elements(tensor)
     if storage.constant is not None:
         raise ConstantWrittenError(storage.constant)
     if not storage.shared and not is_dense(root):
@@ -190,12 +189,17 @@ def _set_to(tracer: Tracer, func: OpOverload, tensor: FakeTensor, *source: Any) 
     storage = track_of(holder).storage
     if storage.primal is not None and not storage.shared:
         raise StorageNeededError(storage.primal, tracer.running)
-    refuse_other_elements(holder)
-    if storage.root is None or holder._dtype is not tensor._dtype:
-        raise TraceError(f"{func} of a storage with elements of another dtype")
+    if storage.root is None:
+        raise TraceError(f"{func} of a storage that is not known as a whole")
+    whole: list[Any] = list(storage.root._sizes)
+    held = math.prod(whole) * storage.root._dtype.itemsize  # bytes
+    if holder._dtype is not tensor._dtype:
+        unit = max(holder._dtype.itemsize, tensor._dtype.itemsize)
+        count = held // unit * unit // holder._dtype.itemsize
+        holder = as_strided(tracer, holder, [count], [1], 0)
+        holder = take_step(tracer, holder, aten.view.dtype, (tensor._dtype,))
     if func is aten.set_.source_Storage:
-        whole: list[Any] = list(storage.root._sizes)
-        offset, sizes, strides = 0, [math.prod(whole)], [1]
+        offset, sizes, strides = 0, [held // tensor._dtype.itemsize], [1]
     else:
         offset, sizes = source[1], list(source[2])
         strides = list(source[3]) if len(source) > 3 else []

@@ -144,10 +144,12 @@ class ReshapedInput:
 
 @dataclass(frozen=True)
 class SharedStorage:
-    """A storage of `size` elements, in which the inputs `members` lie, that is an input itself."""
+    """A storage of `size` elements, in which the inputs `members` lie, that is an input itself: of
+    their dtype, or, if they have several, of integers, `dtype`."""
 
     members: tuple[int, ...]
     size: int
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)

@@ -300,8 +300,10 @@ class JointTrace:
             raise TraceError("a lazily conjugated or negated input that shares memory: clone it")
         else:
             storage = shared
-            self.chains[index] = (place_in(example),)
-            node = self.tracer.apply_view(self.chains[index][0], shared.node)
+            node = shared.node
+            self.chains[index] = place_in(node.meta["val"], example)
+            for step in self.chains[index]:
+                node = self.tracer.apply_view(step, node)
         self.homes[index] = storage
         leaf = wrap(node, storage, self.chains.get(index, ()))
         primal = leaf

@@ -132,7 +132,9 @@ def _plan_tensor(
             if chain[: len(start)] == start:
                 chain = chain[len(start) :]
             elif not chain or chain[0].op is not aten.as_strided.default:
-                continue  # (as_strided gives the same of any tensor of a storage)
+                continue
+            elif inputs.primals[index]._dtype is not storage.node.meta["val"]._dtype:
+                continue  # (as_strided gives the same of any tensor of a storage with its elements)
             flow = _flow(value, inputs.primals[index])
             plan = Planned(OutputKind.VIEW_OF_INPUT, value, primal=index, chain=chain, flow=flow)
             if flow is not Flow.OTHER:

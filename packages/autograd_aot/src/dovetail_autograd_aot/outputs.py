@@ -112,8 +112,9 @@ def classify_outputs(
             result.forward.append(read(tracer, primal))
             continue
         # (Others that change their shape are written back in their old one.)
-        value = inputs.homes[mutation.index].node
-        for step in effective(inputs.chains.get(mutation.index, ())):
+        home = inputs.homes[mutation.index]
+        value = home.node
+        for step in effective(home, inputs.chains.get(mutation.index, ())):
             value = tracer.apply_view(step, value)
         result.forward.append(value)
     for plan in planned:
@@ -323,7 +324,7 @@ def _cloned(tracer: Tracer, node: Node, tensor: FakeTensor | None) -> Node:
     if track is None or track.storage.primal is not None:
         return tracer.emit_clone(node)
     value = tracer.emit_clone(track.storage.node)
-    for step in effective(track.chain):
+    for step in effective(track.storage, track.chain):
         value = tracer.apply_view(step, value)
     return value
 

@@ -7,6 +7,7 @@ value for the storage; a tensor read after that replays its chain on the new val
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -140,15 +141,56 @@ def fresh(node: Node) -> FakeTensor:
     return wrap(node, TracedStorage(node))
 
 
-def effective(chain: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
+def effective(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     """The steps that tell what is seen: as_strided looks at the storage, whatever came before, but
-    keeps what is lazy. (Autograd does not: the gradient goes back through all of them.)"""
+    keeps what is lazy, and the dtype. (Autograd does not: the gradient goes back through all of
+    them.)"""
     for i in reversed(range(len(chain))):
         if chain[i].op is aten.as_strided.default:
             before = [step.op for step in chain[:i]]
             kept = [ViewStep(op, ()) for op in _LAZY if before.count(op) % 2]
-            return (chain[i], *kept, *chain[i + 1 :]) if kept else chain[i:]
+            place = place_in_elements(
+                storage.node.meta["val"], seen_dtype(storage, chain[:i]), chain[i]
+            )
+            return (*place, *kept, *chain[i + 1 :])
     return chain
+
+
+def seen_dtype(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> torch.dtype:
+    """The dtype that these steps show a storage's elements as."""
+    dtype: Any = storage.node.meta["val"]._dtype
+    for step in chain:
+        if step.op is aten.view.dtype:
+            dtype = step.args[0]
+        elif step.op is aten.view_as_real.default:
+            dtype = dtype.to_real()
+        elif step.op is aten.view_as_complex.default:
+            dtype = dtype.to_complex()
+    return dtype  # type: ignore[no-any-return]
+
+
+def place_in_elements(
+    whole: FakeTensor, dtype: torch.dtype, place: ViewStep
+) -> tuple[ViewStep, ...]:
+    """The steps that lead from a whole storage to a `place` in it, an as_strided that counts
+    elements of a `dtype`, which may be another one than the whole has."""
+    own: torch.dtype = whole._dtype
+    if dtype is own:
+        return (place,)
+    sizes, strides, offset = place.args
+    numbers = [*sizes, *strides, offset, *whole._sizes]  # type: ignore[misc]
+    if not all(type(n) is int for n in numbers):
+        raise TraceError("as_strided of a tensor that is seen as another dtype, of symbolic sizes")
+    seen = ViewStep(aten.view.dtype, (dtype,))
+    if dtype.itemsize == own.itemsize:
+        return place, seen
+    if dtype.itemsize < own.itemsize:
+        flat = ViewStep(aten.as_strided.default, ([math.prod(whole._sizes)], [1], 0))
+        return flat, seen, place
+    parts = dtype.itemsize // own.itemsize  # of each element, along another dimension
+    args = ([*sizes, parts], [*(n * parts for n in strides), 1], offset * parts)  # type: ignore
+    one = ViewStep(aten.squeeze.dim, (len(sizes),))  # type: ignore[arg-type]
+    return ViewStep(aten.as_strided.default, args), seen, one
 
 
 def read(tracer: Tracer, tensor: FakeTensor) -> Node:
@@ -158,7 +200,7 @@ def read(tracer: Tracer, tensor: FakeTensor) -> Node:
     if track.seen != storage.version:
         refuse_strided_views(tensor)
         node = storage.node
-        for step in effective(track.chain):
+        for step in effective(storage, track.chain):
             node = tracer.apply_view(step, node)
         track.node = node
         track.seen = storage.version
@@ -220,7 +262,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False
         storage.count_write(tracer)  # nothing is written, but autograd may have seen it
         return
     whole = storage.node.meta["val"]
-    chain = effective(track.chain)
+    chain = effective(storage, track.chain)
     # (What is written into a copy of an input, or of a part of one, lies in memory of its own.)
     before = storage.node
     own = storage.primal is not None or not chain

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_OTHER_ELEMENTS = frozenset(
-    {aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default}
-)
-
 # Lazy views whose values are computed at once in the graph: other views of them can be taken there.
 PHYSICAL = {
     aten._conj.default: aten._conj_physical.default,
@@ -186,26 +182,21 @@ def as_strided(
         raise TraceError("as_strided of a view whose base is gone")
     if not storage.shared and not is_dense(root):
         raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
+    if tracer.in_backward and base._dtype is not root._dtype:
+        raise TraceError("a write to an as_strided view that is seen as another dtype")
     if tracer.in_backward and not _has_values(storage, sizes, strides, storage_offset):
         raise TraceError(
             "a write to an as_strided view that reaches beyond the tensor it is taken of: its "
             "gradient would be read from memory that holds none; take the view of the whole tensor"
         )
-    refuse_other_elements(base)
     args = tuple(tracer.nodes(a) for a in (sizes, strides, storage_offset))
     step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
     chain = (*track.chain, step)
-    node = tracer.apply_view(step, read(tracer, root))
-    place = node.meta["val"]
-    for kept in effective(chain)[1:]:  # what is lazy
-        node = tracer.apply_view(kept, node)
+    node = read(tracer, root)
+    for each in effective(storage, chain):
+        node = tracer.apply_view(each, node)
+    place = make(tuple(sizes), tuple(strides), base._dtype, base._device, storage_offset)
     return wrap(node, storage, chain, like=place)
-
-
-def refuse_other_elements(tensor: FakeTensor) -> None:
-    """Places in a storage are counted in elements of the dtype that the trace has it in."""
-    if any(step.op in _OTHER_ELEMENTS for step in track_of(tensor).chain):
-        raise TraceError("as_strided of a tensor that is seen as another dtype")
 
 
 def _has_values(storage: TracedStorage, sizes: list[Any], strides: list[Any], offset: Any) -> bool:
