@@ -120,6 +120,13 @@ class DoubleBackward:
         needed = enumerate(joint.signature.primals_require_grad)
         self.wanted = [i for i, is_needed in needed if is_needed]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the backward does nothing but compute gradients of gradients, by operators that
+        have derivatives: what reads no saved values may be run as it is."""
+        drawn = any(map(draws_in_backward, self.joint.gm.graph.nodes))
+        return not (drawn or self.joint.user_code or self.joint.carriers)
+
     def remember(self, inputs: tuple[Any, ...]) -> Replay:
         """Called at the end of each forward."""
         random_state = torch.get_rng_state() if self.random else None
