@@ -195,15 +195,17 @@ def test_other(name: str) -> None:
 
 
 REFUSED = {
-    "set_ of an input": (Program(1, (PLAIN,), (Step("half", (0,)), Step("set_", (0, 1))), ()),
-                         "of an input"),
+    "set_ of what requires grad": (
+        Program(1, (GRADED,), (Step("half", (0,)), Step("set_", (0, 1), no_grad=True)), ()),
+        "set_ of input 0, which requires grad",
+    ),
     "a view of another input": (
         Program(1, (GRADED, Input((), of=0, relation="view")), (Step("mul_", (0,), (2,)),), ()),
         "another input is a view of the same tensor",
     ),
     "written and reshaped": (
-        Program(1, (GRADED,), (Step("mul_", (0,), (2,)), Step("t_", (0,))), ()),
-        "changes its shape in place",
+        Program(1, (GRADED,), (Step("mul_", (0,), (2,)), Step("t_", (0,), no_grad=True)), ()),
+        "changes its shape in place under no_grad",
     ),
     "an expanded input": (
         Program(1, (Input((3, 4), layout="expanded"),), (Step("masked_fill_", (0,)),), ()),
@@ -243,6 +245,27 @@ def test_refused(name: str) -> None:
     program, why = REFUSED[name]
     outcome = check_program(program, "aten")
     assert outcome.startswith("refused: ") and why in outcome
+
+
+ONCE_REFUSED = {
+    "set_ of an input": Program(1, (PLAIN,), (Step("half", (0,)), Step("set_", (0, 1))), (0, 1)),
+    "written and reshaped": Program(
+        1, (GRADED,), (Step("mul_", (0,), (2,)), Step("t_", (0,))), (0, 1)
+    ),
+    "as integers": Program(
+        1,
+        (PLAIN, Input((), of=0, relation="elements")),
+        (Step("mul_", (0,), (2,)), Step("as_strided", (1,), ((2,), (1,), 1))),
+        (0, 3),
+    ),
+    "an out= of more": Program(1, (PLAIN, Input((2,))), (Step("add_out", (1, 0)),), (1,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONCE_REFUSED)
+@pytest.mark.parametrize("table", ["aten", "core"])
+def test_programs_that_were_refused(name: str, table: str) -> None:
+    assert check_program(ONCE_REFUSED[name], table, calls=2) == "ok"
 
 
 @pytest.mark.parametrize("seed", range(0, 200, 10))

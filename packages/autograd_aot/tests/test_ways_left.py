@@ -269,3 +269,33 @@ def test_what_is_left_may_not_have_been_written_to():
             inputs[1].add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             torch.autograd.grad(result.sum(), inputs[1])
+
+
+LEFT = {
+    "a sum": (lambda x, y: (x.sin(), y * 2 + x), 1, 0, 0),
+    "a sum of all": (lambda x, y: (x.sum() + y.exp(),), 0, 0, 1),
+    "sizes only": (lambda x, y: (x.exp(), torch.cat([y[:2].t(), x])), 1, 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+@pytest.mark.parametrize("table", TABLES)
+def test_what_reads_no_saved_values_is_differentiable_after_all_else_is_freed(name, table):
+    function, output, asked, freed = LEFT[name]
+    inputs = [torch.arange(1.0, 4.0).requires_grad_() for _ in range(2)]
+    run = aot_compile(
+        as_graph(function, 2), inputs, forward_compiler=run_fx, decompositions=TABLES[table]
+    )
+    found = []
+    for call in (function, run):
+        results = call(*inputs)
+        torch.autograd.grad(sum(r.sum() for r in results), inputs)
+        given = torch.ones_like(results[output]).requires_grad_()
+        (first,) = torch.autograd.grad(
+            results[output], inputs[asked], given, create_graph=True, retain_graph=True
+        )
+        (second,) = torch.autograd.grad(first.square().sum(), given)
+        with pytest.raises(RuntimeError, match="a second time"):
+            torch.autograd.grad(results[0].sum(), inputs[freed])
+        found.append([first.detach(), second])
+    same_answers(*found)

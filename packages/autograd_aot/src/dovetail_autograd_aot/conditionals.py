@@ -97,7 +97,7 @@ def _cut(branch: GraphModule, operands: Sequence[Any], trace: TraceBranch) -> _B
     joint = trace(gm, examples)
     signature = joint.signature
     kinds = {info.kind for info in signature.outputs}
-    if signature.mutated or signature.reshaped or signature.bumped:
+    if signature.mutated or signature.reshaped or signature.bumped or signature.set_inputs:
         raise TraceError("a graph of torch.cond or torch.while_loop that writes to its operands")
     if kinds - {OutputKind.FRESH} or joint.constants_lifted or joint.storages or joint.carriers:
         raise TraceError(

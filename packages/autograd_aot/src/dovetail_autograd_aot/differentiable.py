@@ -63,7 +63,7 @@ def gradient_graph(
     # (What is written to was overwritten by the forward; its old contents do not matter.)
     signature = joint.signature
     changed = {m.index for m in signature.mutated} | {r.index for r in signature.reshaped}
-    changed.update(signature.bumped)
+    changed.update((*signature.bumped, *signature.set_inputs))
     if any(i >= len(primals) for i in changed):
         raise NotOneGraph("an attribute of the graph is written to")
     written = {i: graph.call_method("clone", (primals[i],)) for i in sorted(changed)}
@@ -85,7 +85,7 @@ def gradient_graph(
     everything = [*primals, *lifted]
     results: Any = torch.fx.node.map_arg(output.args[0], env.__getitem__)
     if isinstance(results, Node):  # one node that gives them all
-        count = len(joint.signature.outputs)
+        count = len(joint.signature.user_outputs)
         results = [graph.call_function(_item, (results, i)) for i in range(count)]
     roots = [
         _root(graph, joint.signature.differentiable[i], list(results), joint, written)
@@ -142,10 +142,10 @@ def _root(
     mutation = index - signature.num_fresh
     if 0 <= mutation < len(signature.mutated):
         return written[signature.mutated[mutation].index]
-    for info, value in zip(signature.outputs, results, strict=True):
+    for info, value in zip(signature.user_outputs, results, strict=True):
         if info.base == index and info.kind is OutputKind.FRESH:
             return value  # type: ignore[no-any-return]
-    for info, value in zip(signature.outputs, results, strict=True):
+    for info, value in zip(signature.user_outputs, results, strict=True):
         if info.lies_in(index):
             return graph.call_function(_whole, (value,))
     raise NotOneGraph("an output's base is not found")

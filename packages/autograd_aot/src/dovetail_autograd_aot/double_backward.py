@@ -100,7 +100,7 @@ class DoubleBackward:
         # The history of these is about to go through this graph, which would hold itself.
         self.overtaken = [m.index for m in self.signature.mutated if not m.data_only]
         reshaped = self.signature.reshaped
-        self.reshaped = [r.index for r in reshaped]
+        self.reshaped = [*(r.index for r in reshaped), *self.signature.set_inputs]
         # (A copy has other strides, and none of what lies beside it.)
         self.moved = any(step.op not in CHANGES_OF_SHAPE for r in reshaped for step in r.steps)
         count = self.signature.num_forward_outputs
@@ -119,6 +119,13 @@ class DoubleBackward:
         )
         needed = enumerate(joint.signature.primals_require_grad)
         self.wanted = [i for i, is_needed in needed if is_needed]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the backward does nothing but compute gradients of gradients, by operators that
+        have derivatives: what reads no saved values may be run as it is."""
+        drawn = any(map(draws_in_backward, self.joint.gm.graph.nodes))
+        return not (drawn or self.joint.user_code or self.joint.carriers)
 
     def remember(self, inputs: tuple[Any, ...]) -> Replay:
         """Called at the end of each forward."""
@@ -360,7 +367,7 @@ class DoubleBackward:
         mutation = index - signature.num_fresh
         if 0 <= mutation < len(signature.mutated):
             return aliases[signature.mutated[mutation].index]  # type: ignore[no-any-return]
-        for info, value in zip(signature.outputs, outputs, strict=True):
+        for info, value in zip(signature.user_outputs, outputs, strict=True):
             if info.kind is OutputKind.FRESH and info.base == index:
                 return value  # type: ignore[no-any-return]
             if info.lies_in(index) and value._base is not None:

@@ -4,7 +4,7 @@ that it writes to. Some of these points are computed from others."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,10 +178,13 @@ def through_others(
     return made
 
 
-def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) -> list[list[int]]:
+def output_stages(
+    infos: Sequence[OutputInfo], points: Sequence[GradientPoint], first: Collection[int] = ()
+) -> list[list[int]]:
     """The outputs in the order in which they can be made, by the stages of the points: views after
     the nodes of what they are taken of, and what is made of other outputs after them.
-    What autograd has lost track of comes last."""
+    What autograd has lost track of comes last. The inputs `first` change their shape before
+    any views are made."""
     results = {point.forward: point.stage for point in points}
     inputs: Mapping[Any, int] = written_stages(points)
     views = {p.output: p.stage for p in points if p.source is PointSource.OUTPUT}
@@ -196,7 +199,7 @@ def output_stages(infos: Sequence[OutputInfo], points: Sequence[GradientPoint]) 
             stage = results.get(info.base, 0)
         else:
             stage = inputs.get(info.base, 0) if info.kind is OutputKind.VIEW_OF_INPUT else 0
-            stage += info.of_reshaped
+            stage += info.of_reshaped and info.base not in first
         stage = max(stage, views.get(number, 0))
         at_last, depth = bool(info.lost), 0
         if info.view_of is not None:

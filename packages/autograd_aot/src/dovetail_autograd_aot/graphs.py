@@ -83,8 +83,9 @@ class OutputInfo:
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
     user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
     same base that it was taken of, through which its gradient goes. `of_reshaped`: it is taken of
-    an input after that has changed its shape in place. `by_user`: for autograd, what has a `memory`
-    is a view of it that a Function of the user's made, which nobody may write to.
+    an input after that has changed its shape in place, `of_set`: after a `set_`. `by_user`: for
+    autograd, what has a `memory` is a view of it that a Function of the user's made, which nobody
+    may write to.
     """
 
     kind: OutputKind
@@ -104,6 +105,7 @@ class OutputInfo:
     detached: int | None = None
     view_of: int | None = None
     of_reshaped: bool = False
+    of_set: bool = False
     by_user: bool = False
 
     def lies_in(self, forward: int) -> bool:
@@ -118,12 +120,16 @@ class MutatedInput:
     """Input `index` gets a new value; `data_only` when the write happens under no_grad or the
     input does not require grad (a plain `copy_` outside autograd); `silent` when its version
     counter does not tell (a write through `.data`, batch norm's statistics). `lost`: the error of
-    the backward of its new value, if there is none (empty if there is)."""
+    the backward of its new value, if there is none (empty if there is). `grown`: a storage that is
+    an input has so many elements then, more than before. `reshaped`: the new value has the shape
+    that the input changes to in place."""
 
     index: int
     data_only: bool
     silent: bool = False
     lost: str = ""
+    grown: int | None = None
+    reshaped: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,10 +144,12 @@ class ReshapedInput:
 
 @dataclass(frozen=True)
 class SharedStorage:
-    """A storage of `size` elements, in which the inputs `members` lie, that is an input itself."""
+    """A storage of `size` elements, in which the inputs `members` lie, that is an input itself: of
+    their dtype, or, if they have several, of integers, `dtype`."""
 
     members: tuple[int, ...]
     size: int
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,8 @@ class Signature:
     the tangents. `hidden` and `sizes` count the forward outputs of those kinds. `backward_error`
     is what eager's backward would raise: then there is none. `bumped` are inputs that are not
     mutated, but whose version counters tell of a write. `writes` are (input, how many writes its
-    version counter tells of besides that of its new value).
+    version counter tells of besides that of its new value). `set_inputs` are inputs that become
+    aliases (`set_`) of the last outputs, which are there for that.
     """
 
     num_primals: int
@@ -166,6 +175,12 @@ class Signature:
     backward_error: str | None = None
     bumped: tuple[int, ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
+    set_inputs: tuple[int, ...] = ()
+
+    @property
+    def user_outputs(self) -> tuple[OutputInfo, ...]:
+        """The outputs that the caller gets."""
+        return self.outputs[: len(self.outputs) - len(self.set_inputs)]
 
     @property
     def needs_backward(self) -> bool:
@@ -186,11 +201,13 @@ class Signature:
 @dataclass(frozen=True)
 class MovedInput:
     """Input `index`, whose version counter tells of a write. `with_views`: a view of it is returned
-    that autograd may be asked for the gradient of; `graded`: autograd saw the write."""
+    that autograd may be asked for the gradient of; `graded`: autograd saw the write; `reshaped`: it
+    changes its shape, too."""
 
     index: int
     graded: bool
     with_views: bool
+    reshaped: bool = False
 
 
 class PointSource(Enum):

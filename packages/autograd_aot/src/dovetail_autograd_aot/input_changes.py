@@ -27,6 +27,7 @@ from dovetail_autograd_aot.inputs import (
     shared_storage,
     storage_key,
 )
+from dovetail_autograd_aot.op_info import CHANGES_OF_SHAPE
 from dovetail_autograd_aot.outputs import Classified
 from dovetail_autograd_aot.storage import (
     StorageNeededError,
@@ -61,7 +62,7 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
     for index, primal in enumerate(trace.primals):
         if trace.leaves[index] is None:
             continue
-        storage = track_of(primal).storage
+        storage = trace.homes[index]
         if storage.version == 0 and not _has_new_history(trace, index, primal):
             continue
         try:
@@ -105,17 +106,35 @@ def _mutated(
                 if trace.examples[i].requires_grad:
                     refuse_inner_overlap(trace.examples[i], i)
         silent = not graded and index in trace.versions and not _tells(trace, index)
-        found = MutatedInput(index, data_only=not graded, silent=silent)
+        found = MutatedInput(index, not graded, silent, grown=_grown(trace, storage))
     elif graded:
         members = trace.storages[trace.base_of[index] - trace.num_examples].members
         others = [trace.examples[i] for i in members]
         refuse_graded_relatives(trace.examples[index], others, index)
         found = MutatedInput(index, data_only=False)
-    if graded and id(primal) in trace.tracer.reshaped:
-        raise TraceError(
-            f"input {index} requires grad, is written to and changes its shape in place"
-        )
+    steps = trace.tracer.reshaped.get(id(primal), ())
+    if graded and steps and found is not None:
+        why = ""
+        if any(step.op not in CHANGES_OF_SHAPE for step, _ in steps):
+            why = "changes in place where it lies"
+        elif not all(grad_mode for _, grad_mode in steps):
+            why = "changes its shape in place under no_grad"
+        if why:
+            why = f"input {index} requires grad, is written to and {why}"
+            raise refusal(why, trace.tracer.reshapers[id(primal)])
+        found = replace(found, reshaped=True)
     return found
+
+
+def _grown(trace: JointTrace, storage: TracedStorage) -> int | None:
+    """How many elements a storage that is an input has in the end, if that are more than before."""
+    if not storage.grown:
+        return None
+    assert storage.root is not None and storage.primal is not None
+    member = trace.storages[storage.primal - trace.num_examples].members[0]
+    if not trace.examples[member].untyped_storage().resizable():
+        raise TraceError(f"input {member} is to have more elements than its memory, which is fixed")
+    return int(storage.root._sizes[0])
 
 
 def _need_storage_if_on_itself(trace: JointTrace, index: int, writer: str | None) -> None:
@@ -140,11 +159,28 @@ def _need_storage_if_overlapped(trace: JointTrace, index: int, writer: str | Non
         trace.apart.append((index, number))
 
 
+def set_inputs(trace: JointTrace) -> tuple[int, ...]:
+    """The inputs that were `set_`: whatever they were before, they become aliases in the end."""
+    found = []
+    for index, primal in enumerate(trace.primals):
+        if trace.leaves[index] is None or id(primal) not in trace.tracer.set_inputs:
+            continue
+        why = ""
+        if trace.examples[index].requires_grad or grad_flags(primal)[0]:
+            why = f"set_ of input {index}, which requires grad"
+        elif trace.wrapping is not None:
+            why = f"set_ of input {index} beside tensor subclasses"
+        if why:
+            raise refusal(why, trace.tracer.set_inputs[id(primal)])
+        found.append(index)
+    return tuple(found)
+
+
 def reshaped_inputs(trace: JointTrace) -> tuple[ReshapedInput, ...]:
     """The inputs that became other views of themselves."""
     found = []
     for index, primal in enumerate(trace.primals):
-        if trace.leaves[index] is None:
+        if trace.leaves[index] is None or id(primal) in trace.tracer.set_inputs:
             continue
         steps = list(trace.tracer.reshaped.get(id(primal), ()))
         example = trace.examples[index]

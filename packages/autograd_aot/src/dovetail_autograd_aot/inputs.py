@@ -18,7 +18,13 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
-from dovetail_autograd_aot.storage import TracedStorage, TraceError, reaches_into_itself, wrap
+from dovetail_autograd_aot.storage import (
+    TracedStorage,
+    TraceError,
+    place_in_elements,
+    reaches_into_itself,
+    wrap,
+)
 from dovetail_autograd_aot.version_counters import first_sharing, share_counter
 
 aten = torch.ops.aten
@@ -132,22 +138,31 @@ def shared_storage(members: Sequence[int], examples: Sequence[Any]) -> SharedSto
     tensors = [examples[i] for i in members]
     if any(type(t) is FakeTensor for t in tensors):
         raise TraceError("inputs that share memory are needed as real tensors to be compiled")
-    if any(t.dtype != first.dtype for t in tensors):
-        raise TraceError("inputs that are written to share memory as tensors of several dtypes")
-    size = first.untyped_storage().nbytes() // first.dtype.itemsize
-    return SharedStorage(tuple(members), size)
+    own = first.dtype
+    several = any(t.dtype != own for t in tensors)
+    if several:  # (floating-point numbers might not be kept to the bit)
+        own = _BITS[min(t.dtype.itemsize for t in tensors)]
+    size = first.untyped_storage().nbytes() // own.itemsize
+    return SharedStorage(tuple(members), size, own if several else None)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def base_of(shared: SharedStorage, inputs: Sequence[Any]) -> Tensor:
     """The whole storage, as a tensor with a version counter of its own."""
     member: Tensor = inputs[shared.members[0]]
+    if shared.dtype is not None:
+        whole = torch.empty((0,), dtype=shared.dtype, device=member.device)
+        return whole.set_(member.untyped_storage(), 0, (shared.size,), (1,))
     return member.data.as_strided((shared.size,), (1,), 0)
 
 
-def place_in(example: Tensor) -> ViewStep:
+def place_in(whole: FakeTensor, example: Tensor) -> tuple[ViewStep, ...]:
     """The view of its storage that an input is."""
     args = (list(example.shape), list(example.stride()), example.storage_offset())
-    return ViewStep(aten.as_strided.default, args)
+    place = ViewStep(aten.as_strided.default, args)
+    return place_in_elements(whole, example.dtype, place)
 
 
 def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -161,6 +161,7 @@ class JointTrace:
         self.storages = input_changes.shared_storages(self, by_storage)
         self.apart: list[tuple[int, int]] = []
         self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
+        self.homes: dict[int, TracedStorage] = {}  # the storages that inputs came in
         self.base_of = {  # the input that is its storage, by input
             member: self.num_examples + i
             for i, shared in enumerate(self.storages)
@@ -203,6 +204,9 @@ class JointTrace:
             self.tracer.stack_trace = None
             self.tracer.checkpoint = self.tracer.policy = None
             input_changes.refuse_graded_writes(self)
+            self._look_at_grown_storages()
+            were_set = input_changes.set_inputs(self)
+            outputs += [self.primals[i] for i in were_set]
             with torch.no_grad():
                 mutated = input_changes.mutated_inputs(self)
                 inputs = Inputs(
@@ -212,6 +216,8 @@ class JointTrace:
                         self.num_examples + i: shared.members
                         for i, shared in enumerate(self.storages)
                     },
+                    self.homes,
+                    were_set,
                 )
                 result = classify_outputs(self.tracer, outputs, inputs, mutated)
                 input_changes.refuse_untracked_views(self, result)
@@ -228,7 +234,7 @@ class JointTrace:
                 input_changes.take_views_of_reshaped(self, result, reshaped)
                 points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
-        return self._finish(result, mutated, reshaped, gradients, points)
+        return self._finish(result, mutated, reshaped, gradients, points, were_set)
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -261,6 +267,7 @@ class JointTrace:
             wrap(self.placeholders[index], bases[index])
         for index, (node, example) in enumerate(zip(self.placeholders, self.examples, strict=True)):
             if index in bases:
+                self.homes[index] = bases[index]
                 self.primals.append(bases[index].root)
                 self.leaves.append(bases[index].root)
                 self.grad_fns.append(None)
@@ -274,6 +281,7 @@ class JointTrace:
                 continue
             self.tracer.sizes.bind_sizes(node, node.meta["val"])
             if id(example) in seen:  # the same tensor twice: the same traced tensor twice
+                self.homes[index] = self.homes[seen[id(example)]]
                 self.primals.append(self.primals[seen[id(example)]])
                 self.leaves.append(None)
                 self.grad_fns.append(None)
@@ -292,8 +300,11 @@ class JointTrace:
             raise TraceError("a lazily conjugated or negated input that shares memory: clone it")
         else:
             storage = shared
-            self.chains[index] = (place_in(example),)
-            node = self.tracer.apply_view(self.chains[index][0], shared.node)
+            node = shared.node
+            self.chains[index] = place_in(node.meta["val"], example)
+            for step in self.chains[index]:
+                node = self.tracer.apply_view(step, node)
+        self.homes[index] = storage
         leaf = wrap(node, storage, self.chains.get(index, ()))
         primal = leaf
         if example.requires_grad:
@@ -321,6 +332,12 @@ class JointTrace:
         self.counter_of[index] = self.counter_of.get(first, index)
         if first != index:
             give_counter(primal, self.primals[first])
+
+    def _look_at_grown_storages(self) -> None:
+        """Where inputs lie in storages that the graph gave more memory."""
+        for index, chain in self.chains.items():
+            grown = self.primals[self.base_of[index]]._storage.grown
+            self.chains[index] = (*reversed(grown), *chain)
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -419,6 +436,7 @@ class JointTrace:
         reshaped: tuple[ReshapedInput, ...],
         gradients: list[Node | None],
         points: tuple[GradientPoint, ...],
+        were_set: tuple[int, ...],
     ) -> JointGraph:
         has_backward = any(g is not None for g in gradients)
         outputs = [*result.forward, *(gradients if has_backward else [])]
@@ -439,6 +457,7 @@ class JointTrace:
             backward_error=self.backward_error,
             bumped=input_changes.bumped_inputs(self, mutated),
             writes=input_changes.counted_writes(self, mutated, reshaped),
+            set_inputs=were_set,
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):

@@ -48,19 +48,26 @@ class Planned:
     chain: tuple[ViewStep, ...] = ()
     flow: Flow = Flow.VIEWS
     truth: tuple[Callable[[Any, int], bool], int] | None = None
+    of_set: bool = False
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The traced inputs; `chains` lead to those that lie in a storage that is an input (`members`
-    of it, by its number)."""
+    of it, by its number). `homes` are the storages that they came in; some were `set_` to others:
+    the numbers of these."""
 
     primals: list[Any]
     chains: dict[int, tuple[ViewStep, ...]]
     members: dict[int, tuple[int, ...]]
+    homes: dict[int, TracedStorage]
+    were_set: tuple[int, ...] = ()
 
 
 def plan_outputs(tracer: Tracer, outputs: list[Any], inputs: Inputs) -> list[Planned]:
+    """What each output is made of. The last ones are inputs that were `set_`, as what they are set
+    to."""
+    own = len(outputs) - len(inputs.were_set)
     primal_index: dict[int, int] = {}
     for i, primal in enumerate(inputs.primals):
         if isinstance(primal, FakeTensor):
@@ -81,13 +88,33 @@ def plan_outputs(tracer: Tracer, outputs: list[Any], inputs: Inputs) -> list[Pla
             planned.append(Planned(OutputKind.FRESH, value))
         elif not isinstance(value, FakeTensor):
             planned.append(Planned(OutputKind.CONSTANT, value))
+        elif i >= own:
+            planned.append(_plan_tensor(value, inputs, groups))
         elif id(value) in primal_index:
             planned.append(Planned(OutputKind.INPUT, value, primal=primal_index[id(value)]))
         elif first_index[id(value)] != i:
             planned.append(Planned(OutputKind.DUPLICATE, value, duplicate=first_index[id(value)]))
         else:
-            planned.append(_plan_tensor(value, inputs, groups))
+            plan = _of_set_input(value, inputs) if inputs.were_set else None
+            planned.append(plan or _plan_tensor(value, inputs, groups))
     return planned
+
+
+def _of_set_input(value: FakeTensor, inputs: Inputs) -> Planned | None:
+    """The plan of an output that autograd has for a view of an input that was `set_`, of what that
+    was set to; None if it is none."""
+    for index in inputs.were_set:
+        own, track = track_of(inputs.primals[index]), track_of(value)
+        start = own.chain
+        if value._base is not inputs.primals[index] or track.storage is not own.storage:
+            continue
+        chain = track.chain[len(start) :]
+        places = any(step.op is aten.as_strided.default for step in chain)
+        if track.chain[: len(start)] != start or places:
+            raise TraceError(f"a view of input {index}, which is set_ to another storage")
+        kind = OutputKind.VIEW_OF_INPUT
+        return Planned(kind, value, primal=index, chain=chain, of_set=True)
+    return None
 
 
 def _plan_tensor(
@@ -105,7 +132,9 @@ def _plan_tensor(
             if chain[: len(start)] == start:
                 chain = chain[len(start) :]
             elif not chain or chain[0].op is not aten.as_strided.default:
-                continue  # (as_strided gives the same of any tensor of a storage)
+                continue
+            elif inputs.primals[index]._dtype is not storage.node.meta["val"]._dtype:
+                continue  # (as_strided gives the same of any tensor of a storage with its elements)
             flow = _flow(value, inputs.primals[index])
             plan = Planned(OutputKind.VIEW_OF_INPUT, value, primal=index, chain=chain, flow=flow)
             if flow is not Flow.OTHER:

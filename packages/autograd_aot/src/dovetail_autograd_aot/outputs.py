@@ -83,7 +83,8 @@ def _has_gradient_of(info: OutputInfo, forward: int) -> bool:
 def classify_outputs(
     tracer: Tracer, outputs: list[Any], inputs: Inputs, mutated: list[MutatedInput]
 ) -> Classified:
-    """Sort the user outputs into kinds and number the forward outputs."""
+    """Sort the user outputs into kinds and number the forward outputs. (The last outputs are what
+    inputs were `set_` to.)"""
     planned = plan_outputs(tracer, outputs, inputs)
     primals = inputs.primals
     result = Classified(mutated)
@@ -107,9 +108,13 @@ def classify_outputs(
         primal = primals[mutation.index]
         # Data-only writes take no gradient back: no tangent for them.
         tensors.append(None if mutation.data_only else primal)
-        # (An input that changed its shape is written back in its old one.)
-        value = track_of(primal).storage.node
-        for step in inputs.chains.get(mutation.index, ()):
+        if mutation.reshaped:  # its gradient has its new shape
+            result.forward.append(read(tracer, primal))
+            continue
+        # (Others that change their shape are written back in their old one.)
+        home = inputs.homes[mutation.index]
+        value = home.node
+        for step in effective(home, inputs.chains.get(mutation.index, ())):
             value = tracer.apply_view(step, value)
         result.forward.append(value)
     for plan in planned:
@@ -156,10 +161,10 @@ def classify_outputs(
                 counter=counter,
                 lost=why_lost(value) if is_tensor else "",
                 untracked=is_leaf and _untracked(plan, primals),
-                from_base=plan.primal is not None
-                and not track_of(primals[plan.primal]).storage.shared,
+                from_base=plan.primal is not None and not inputs.homes[plan.primal].shared,
                 detached=detached,
                 view_of=view_of,
+                of_set=plan.of_set,
                 by_user=memory is not None
                 and requires_grad
                 and not is_leaf
@@ -319,7 +324,7 @@ def _cloned(tracer: Tracer, node: Node, tensor: FakeTensor | None) -> Node:
     if track is None or track.storage.primal is not None:
         return tracer.emit_clone(node)
     value = tracer.emit_clone(track.storage.node)
-    for step in effective(track.chain):
+    for step in effective(track.storage, track.chain):
         value = tracer.apply_view(step, value)
     return value
 

@@ -51,8 +51,9 @@ class Roles:
         outputs: tuple[Any, ...] = self.nodes[-1].args[0]  # type: ignore[assignment]
         self.forward_outputs = outputs[: signature.num_forward_outputs]
         self.gradients = outputs[signature.num_forward_outputs :]
-        # (Of one with the same version counter autograd would say that it was written to, too.)
-        written = [*(m.index for m in signature.mutated), *joint.counted]
+        # (Of one with the same version counter autograd would say that it was written to, too; one
+        # that was `set_` is another tensor.)
+        written = [*(m.index for m in signature.mutated), *joint.counted, *signature.set_inputs]
         self.mutated = {self.primals[i] for i in written}
         # A storage has no version counter that would tell of a later write by the caller: what is
         # needed of it is saved as a copy, too.

@@ -7,6 +7,7 @@ value for the storage; a tensor read after that replays its chain on the new val
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,8 @@ class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
     __slots__ = (
-        "constant", "lazy", "node", "part", "primal", "reshaped", "reshaper", "root", "shared",
-        "version", "writer",
+        "constant", "grown", "lazy", "node", "part", "primal", "reshaped", "reshaper", "root",
+        "shared", "version", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,8 @@ class TracedStorage(FakeStorage):
         # Sizes and strides of the only elements that anybody gave values to.
         self.part: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None
         self.root: FakeTensor | None = None  # the tensor that is the whole storage
+        # Each time that it was given more memory: where what had been the whole lies in it.
+        self.grown: list[ViewStep] = []
 
     def count_write(self, tracer: Tracer) -> None:
         """There is a new version of it, by the node that runs."""
@@ -75,13 +78,26 @@ class TracedStorage(FakeStorage):
 class Track:
     """How a traced tensor sees its storage: `node` is its value as of version `seen`."""
 
-    __slots__ = ("chain", "node", "seen", "storage")
+    __slots__ = ("_chain", "_grown", "node", "seen", "storage")
 
     def __init__(self, storage: TracedStorage, chain: tuple[ViewStep, ...], node: Node) -> None:
         self.storage = storage
         self.chain = chain
         self.node = node
         self.seen = storage.version
+
+    @property
+    def chain(self) -> tuple[ViewStep, ...]:
+        """The steps that lead to it from its storage, as large as that is now."""
+        grown = self.storage.grown
+        if len(grown) != self._grown:
+            self.chain = (*reversed(grown[self._grown :]), *self._chain)
+        return self._chain
+
+    @chain.setter
+    def chain(self, chain: tuple[ViewStep, ...]) -> None:
+        self._chain = chain
+        self._grown = len(self.storage.grown)
 
 
 def track_of(tensor: FakeTensor) -> Track:
@@ -125,15 +141,56 @@ def fresh(node: Node) -> FakeTensor:
     return wrap(node, TracedStorage(node))
 
 
-def effective(chain: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
+def effective(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
     """The steps that tell what is seen: as_strided looks at the storage, whatever came before, but
-    keeps what is lazy. (Autograd does not: the gradient goes back through all of them.)"""
+    keeps what is lazy, and the dtype. (Autograd does not: the gradient goes back through all of
+    them.)"""
     for i in reversed(range(len(chain))):
         if chain[i].op is aten.as_strided.default:
             before = [step.op for step in chain[:i]]
             kept = [ViewStep(op, ()) for op in _LAZY if before.count(op) % 2]
-            return (chain[i], *kept, *chain[i + 1 :]) if kept else chain[i:]
+            place = place_in_elements(
+                storage.node.meta["val"], seen_dtype(storage, chain[:i]), chain[i]
+            )
+            return (*place, *kept, *chain[i + 1 :])
     return chain
+
+
+def seen_dtype(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> torch.dtype:
+    """The dtype that these steps show a storage's elements as."""
+    dtype: Any = storage.node.meta["val"]._dtype
+    for step in chain:
+        if step.op is aten.view.dtype:
+            dtype = step.args[0]
+        elif step.op is aten.view_as_real.default:
+            dtype = dtype.to_real()
+        elif step.op is aten.view_as_complex.default:
+            dtype = dtype.to_complex()
+    return dtype  # type: ignore[no-any-return]
+
+
+def place_in_elements(
+    whole: FakeTensor, dtype: torch.dtype, place: ViewStep
+) -> tuple[ViewStep, ...]:
+    """The steps that lead from a whole storage to a `place` in it, an as_strided that counts
+    elements of a `dtype`, which may be another one than the whole has."""
+    own: torch.dtype = whole._dtype
+    if dtype is own:
+        return (place,)
+    sizes, strides, offset = place.args
+    numbers = [*sizes, *strides, offset, *whole._sizes]  # type: ignore[misc]
+    if not all(type(n) is int for n in numbers):
+        raise TraceError("as_strided of a tensor that is seen as another dtype, of symbolic sizes")
+    seen = ViewStep(aten.view.dtype, (dtype,))
+    if dtype.itemsize == own.itemsize:
+        return place, seen
+    if dtype.itemsize < own.itemsize:
+        flat = ViewStep(aten.as_strided.default, ([math.prod(whole._sizes)], [1], 0))
+        return flat, seen, place
+    parts = dtype.itemsize // own.itemsize  # of each element, along another dimension
+    args = ([*sizes, parts], [*(n * parts for n in strides), 1], offset * parts)  # type: ignore
+    one = ViewStep(aten.squeeze.dim, (len(sizes),))  # type: ignore[arg-type]
+    return ViewStep(aten.as_strided.default, args), seen, one
 
 
 def read(tracer: Tracer, tensor: FakeTensor) -> Node:
@@ -143,7 +200,7 @@ def read(tracer: Tracer, tensor: FakeTensor) -> Node:
     if track.seen != storage.version:
         refuse_strided_views(tensor)
         node = storage.node
-        for step in effective(track.chain):
+        for step in effective(storage, track.chain):
             node = tracer.apply_view(step, node)
         track.node = node
         track.seen = storage.version
@@ -156,8 +213,8 @@ def refuse_strided_views(tensor: FakeTensor) -> None:
     track = track_of(tensor)
     if track.seen == track.storage.version:
         return
-    # (The first of a shared storage leads to an input that lies in it.)
-    later = track.chain[1 + track.storage.shared :]
+    # (The first lead to where its memory was as a whole, or to an input that lies in it.)
+    later = track.chain[1 + track.storage.shared + len(track.storage.grown) :]
     if tensor.requires_grad and any(step.op is aten.as_strided.default for step in later):
         why = "a tensor that is as_strided of another view, and its base written to"
         raise refusal(why, track.storage.writer)
@@ -205,7 +262,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False
         storage.count_write(tracer)  # nothing is written, but autograd may have seen it
         return
     whole = storage.node.meta["val"]
-    chain = effective(track.chain)
+    chain = effective(storage, track.chain)
     # (What is written into a copy of an input, or of a part of one, lies in memory of its own.)
     before = storage.node
     own = storage.primal is not None or not chain

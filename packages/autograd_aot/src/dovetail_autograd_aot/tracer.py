@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from dovetail_autograd_aot import selective, views, writes
+from dovetail_autograd_aot import changes_in_place, selective, views, writes
 from dovetail_autograd_aot.copies import begins_its_memory, views_memory
 from dovetail_autograd_aot.derivatives import fills_in_place
 from dovetail_autograd_aot.graphs import ViewStep
@@ -55,6 +55,12 @@ _CHECKS = frozenset(
     {
         aten._assert_async.default, aten._assert_async.msg, aten.equal.default,
         aten.allclose.default,
+    }
+)  # fmt: skip
+_SETS = frozenset(
+    {
+        aten.set_.default, aten.set_.source_Tensor, aten.set_.source_Storage,
+        aten.set_.source_Storage_storage_offset,
     }
 )  # fmt: skip
 # The dtypes of the tensors that PyTorch makes of numbers.
@@ -102,6 +108,7 @@ class Tracer(NodeRecorder, DispatchMode):
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
         self.reshapers: dict[int, str | None] = {}  # by which node first
+        self.set_inputs: dict[int, str | None] = {}  # by `set_`: by which node first
         self.inputs: set[int] = set()  # ids of the traced inputs
         # What the caller sees once the forward has run: a backward's writes would come too late.
         self.seen_outside: set[TracedStorage] = set()
@@ -157,11 +164,11 @@ class Tracer(NodeRecorder, DispatchMode):
             node.meta["checked"] = True
             return None
         if kind is OpKind.METADATA:
-            return views.change_metadata(self, info, func, args, kwargs)
+            return changes_in_place.change_metadata(self, info, func, args, kwargs)
         if func in (aten.resize_.default, aten.resize_as_.default):
-            return views.resize(self, func, args, kwargs)
-        if func is aten.set_.source_Tensor:
-            return views.set_(self, func, *args)
+            return changes_in_place.resize(self, func, args, kwargs)
+        if func in _SETS:
+            return changes_in_place.set_(self, func, *args, **kwargs)
         raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
 
     def _with_number_as_tensor(

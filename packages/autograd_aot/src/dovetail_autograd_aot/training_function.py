@@ -231,6 +231,8 @@ class TrainingFunction:
         if self._late:
             self._late.check(ctx.late)
         if torch.is_grad_enabled():
+            if ctx.replay is None and self._double.is_plain:
+                return self._of_what_is_left(ctx, found, values, passage)
             return self._double.run(ctx.replay, found)
         if any(map(is_batched, found)):
             results = self.inlined_backward(ctx, *gradients)
@@ -252,6 +254,18 @@ class TrainingFunction:
         if replay is not None and any(map(_has_nan, results)):
             self._double.blame_nan(replay, found)
         return self._reached(results, missing)
+
+    def _of_what_is_left(
+        self, ctx: Any, found: list[Any], values: Sequence[Any], passage: Passage
+    ) -> tuple[Any, ...]:
+        """The gradients, differentiable, of ways that read nothing that was saved, of a graph that
+        is freed but for those: by the operators of their graph."""
+        missing = _missing(found)
+        graph, takes = self._lazy.graph(missing, passage.unasked)
+        shapes = ctx.shapes if self._tangents.kept else {}
+        with torch._C._DisableAutocast():
+            arguments = [*values, *self._tangents.prepare(found, values, takes, shapes)]
+            return self._reached(run_plainly(graph)(*arguments), missing)
 
     def _load(self, ctx: Any, passage: Passage) -> Sequence[Any]:
         values = self._separate.load(ctx, passage)

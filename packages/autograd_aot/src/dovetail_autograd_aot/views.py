@@ -7,42 +7,34 @@ the storage again, whatever view it is taken of.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor, make, propagate, set_lazy, set_metadata
+from dovetail_prims.fake_tensor import FakeTensor, make, propagate
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from dovetail_autograd_aot.constants import untraced
 from dovetail_autograd_aot.copies import views_memory
 from dovetail_autograd_aot.graphs import ViewsAtOnce, ViewStep
-from dovetail_autograd_aot.op_info import OpInfo
 from dovetail_autograd_aot.storage import (
-    ConstantWrittenError,
     StorageNeededError,
     TracedStorage,
     TraceError,
     effective,
     reaches_into_itself,
     read,
-    refusal,
     track_of,
     wrap,
 )
-from dovetail_autograd_aot.values import hint, same_metadata, same_size, same_sizes, values
+from dovetail_autograd_aot.values import hint, same_metadata, same_size, values
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.tracer import Tracer
 
 aten = torch.ops.aten
-
-_OTHER_ELEMENTS = frozenset(
-    {aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default}
-)
 
 # Lazy views whose values are computed at once in the graph: other views of them can be taken there.
 PHYSICAL = {
@@ -77,7 +69,7 @@ def take_view(
     if several is not None:
         return _take_several(tracer, base, func, several(base, *args[1:], **kwargs), args, kwargs)
     if func is aten.as_strided.default:
-        return _as_strided(tracer, base, *args[1:], **kwargs)
+        return as_strided(tracer, base, *args[1:], **kwargs)
     # (The gradient of what was written through `.real` of a lazy conjugate is not one itself.)
     if func is aten.view_as_real.default and base.is_conj() and not tracer.in_backward:
         raise TraceError("view_as_real of a lazy conjugate: resolve_conj() it first")
@@ -166,7 +158,7 @@ _SEVERAL: Mapping[OpOverload, Callable[..., list[Single]]] = {
 _NO_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})
 
 
-def _as_strided(
+def as_strided(
     tracer: Tracer, base: FakeTensor, size: Any, stride: Any, storage_offset: Any = None
 ) -> FakeTensor:
     """as_strided looks at the storage, whatever view it is applied to."""
@@ -190,20 +182,20 @@ def _as_strided(
         raise TraceError("as_strided of a view whose base is gone")
     if not storage.shared and not is_dense(root):
         raise TraceError("as_strided of a tensor with gaps; contiguous() it first")
+    if tracer.in_backward and base._dtype is not root._dtype:
+        raise TraceError("a write to an as_strided view that is seen as another dtype")
     if tracer.in_backward and not _has_values(storage, sizes, strides, storage_offset):
         raise TraceError(
             "a write to an as_strided view that reaches beyond the tensor it is taken of: its "
             "gradient would be read from memory that holds none; take the view of the whole tensor"
         )
-    if any(step.op in _OTHER_ELEMENTS for step in track.chain):
-        raise TraceError("as_strided of a tensor that is seen as another dtype")
     args = tuple(tracer.nodes(a) for a in (sizes, strides, storage_offset))
     step = ViewStep(aten.as_strided.default, args, grad_mode=torch.is_grad_enabled())
     chain = (*track.chain, step)
-    node = tracer.apply_view(step, read(tracer, root))
-    place = node.meta["val"]
-    for kept in effective(chain)[1:]:  # what is lazy
-        node = tracer.apply_view(kept, node)
+    node = read(tracer, root)
+    for each in effective(storage, chain):
+        node = tracer.apply_view(each, node)
+    place = make(tuple(sizes), tuple(strides), base._dtype, base._device, storage_offset)
     return wrap(node, storage, chain, like=place)
 
 
@@ -241,120 +233,3 @@ def memory_of_overlapping(node: Node) -> Node | None:
     memory = root.meta["val"]
     known = all(type(n) is int for n in memory._sizes)
     return root if known and memory._dtype is val._dtype and is_dense(memory) else None
-
-
-def change_metadata(
-    tracer: Tracer, info: OpInfo, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> FakeTensor:
-    """t_, squeeze_ ...: the tensor becomes another view of its storage."""
-    form = info.functional
-    assert form is not None
-    _note_reshape(tracer, args[0], func, args[1:], kwargs)
-    return _become_view(tracer, args[0], lambda tensor: take_view(tracer, form, args, kwargs))
-
-
-def _note_reshape(
-    tracer: Tracer, tensor: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
-    if primal is not None and id(tensor) in tracer.inputs:
-        if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves((args, kwargs))):
-            raise refusal(f"{func} of an input, in place, with symbolic sizes", tracer.running)
-        step = ViewStep(func, args, tuple(kwargs.items()))
-        tracer.reshapers.setdefault(id(tensor), tracer.running)
-        noted = tracer.reshaped.setdefault(id(tensor), [])
-        noted.append((step, torch.is_grad_enabled()))
-
-
-def resize(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """resize_, resize_as_: another view of as many elements or fewer; of an empty tensor,
-    uninitialised memory."""
-    tensor, wanted = args[0], args[1]
-    if type(tensor) is not FakeTensor:
-        raise ConstantWrittenError("")
-    sizes = list(wanted._sizes if type(wanted) is FakeTensor else wanted)
-    if same_sizes(tuple(sizes), tensor._sizes):
-        return tensor
-    memory_format = args[2] if len(args) > 2 else kwargs.get("memory_format")
-    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
-        raise TraceError("resize_ in place to a memory format cannot be compiled")
-    if any(type(s) is not int for s in (*sizes, *tensor._sizes)):
-        storage = track_of(tensor).storage
-        if not _is_empty(storage.root) or storage.primal is not None:
-            raise TraceError("resize_ in place with symbolic sizes cannot be compiled")
-    return resized(tracer, tensor, sizes, func)
-
-
-def resized(
-    tracer: Tracer,
-    tensor: FakeTensor,
-    sizes: list[Any],
-    func: OpOverload,
-    strides: Sequence[Any] | None = None,
-) -> FakeTensor:
-    """Give `tensor` other sizes in place, with these strides or contiguous ones."""
-    storage = track_of(tensor).storage
-    if strides is None:
-        strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
-    if _is_empty(storage.root) and 0 not in sizes and storage.primal is None:
-        with tracer:
-            new = torch.empty_strided(sizes, strides, dtype=tensor._dtype, device=tensor._device)
-        return become(tracer, tensor, tracer.traced(new))
-    count = math.prod(sizes)
-    held = None if storage.root is None else math.prod(storage.root._sizes)
-    if storage.primal is not None and not storage.shared:
-        raise StorageNeededError(storage.primal, tracer.running)
-    if held is None or tensor._offset + count > held:
-        raise TraceError(f"{func} to more elements than its storage has cannot be compiled")
-    _note_reshape(tracer, tensor, aten.resize_.default, (sizes,), {})
-    return _become_view(tracer, tensor, lambda t: _as_strided(tracer, t, sizes, strides, t._offset))
-
-
-def _is_empty(root: FakeTensor | None) -> bool:
-    """Is it known of a whole storage that it holds nothing?"""
-    return root is not None and any(type(size) is int and size == 0 for size in root._sizes)
-
-
-def set_(tracer: Tracer, func: OpOverload, tensor: Any, source: Any) -> FakeTensor:
-    """set_: the tensor becomes another one's alias."""
-    if type(tensor) is not FakeTensor or track_of(tensor).storage.primal is not None:
-        raise TraceError(f"{func} of an input: return the tensor instead")
-    other = tracer.traced(source)
-    # (whether values are lazily conjugated or negated is not taken over)
-    if other.is_conj() != tensor.is_conj():
-        other = take_step(tracer, other, aten._conj.default, ())
-    if other.is_neg() != tensor.is_neg():
-        other = take_step(tracer, other, aten._neg_view.default, ())
-    return become(tracer, tensor, other)
-
-
-def _become_view(
-    tracer: Tracer, tensor: Any, as_view: Callable[[FakeTensor], FakeTensor]
-) -> FakeTensor:
-    """Make a tensor in place the view of itself that `as_view` gives."""
-    if type(tensor) is not FakeTensor:
-        raise ConstantWrittenError("")
-    storage = track_of(tensor).storage
-    if storage.root is tensor:
-        if storage.constant is not None:
-            raise TraceError("changing the shape of a constant in place cannot be compiled")
-        storage.root = None
-        # Another tensor to be the whole storage. It lies as this one did: its value, after a write,
-        # may lie otherwise, and begins where an input does, not the input's memory.
-        wrap(storage.node, storage, like=tensor)
-    # (A change in place makes no view: none that autograd would say was made under no_grad.)
-    with torch.set_grad_enabled(torch.is_grad_enabled() or not tensor.requires_grad):
-        view = as_view(tensor)
-    return tensor if same_metadata(view, tensor) else become(tracer, tensor, view)
-
-
-def become(tracer: Tracer, tensor: FakeTensor, other: FakeTensor) -> FakeTensor:
-    """Make a tensor in place what another one is."""
-    moved, track = track_of(other), track_of(tensor)
-    if not same_metadata(tensor, other):
-        moved.storage.reshaped, moved.storage.reshaper = True, tracer.running
-    set_metadata(tensor, other._sizes, other._strides, other._offset, moved.storage)
-    set_lazy(tensor, other.is_conj(), other.is_neg())
-    track.storage, track.chain = moved.storage, moved.chain
-    track.node, track.seen = moved.node, moved.seen
-    return tensor

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 
 from dovetail_autograd_aot.autograd_facts import has_history
-from dovetail_autograd_aot.graphs import PartitionedGraph, Signature
+from dovetail_autograd_aot.graphs import (
+    MutatedInput,
+    PartitionedGraph,
+    ReshapedInput,
+    Signature,
+)
 from dovetail_autograd_aot.output_makers import lost_tensor
 
 aten = torch.ops.aten
@@ -27,6 +32,7 @@ def make_write_back(signature: Signature) -> Write | None:
     graded = [pair for m, pair in pairs if not m.data_only]
     if not hidden and not data:
         return None
+    grows = any(m.grown is not None for m in signature.mutated)
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
     groups: dict[bool, list[list[tuple[int, int]]]] = {}
 
@@ -49,6 +55,8 @@ def make_write_back(signature: Signature) -> Write | None:
                     )
 
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+        if grows:
+            grow_storages(signature, inputs)
         for index, result in graded:
             if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
                 inputs[index].copy_(results[result])
@@ -64,21 +72,31 @@ def make_write_back(signature: Signature) -> Write | None:
     return write_back
 
 
+def grow_storages(signature: Signature, inputs: Sequence[Any]) -> None:
+    """Give storages that are inputs the memory that the graph gave them."""
+    for mutated in signature.mutated:
+        if mutated.grown is not None:
+            inputs[mutated.index].resize_((mutated.grown,))
+
+
 def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Write | None]:
     """For each stage, the writes of new values into inputs that autograd is to see: differentiable
     copies. `stages` are those of inputs, 0 where nothing is said."""
     start = signature.num_fresh
-    found: list[list[tuple[int, int, str]]] = [
+    changes = {r.index: r for r in signature.reshaped}
+    found: list[list[tuple[int, int, MutatedInput]]] = [
         [] for _ in range(max(stages.values(), default=0) + 1)
     ]
     for i, mutated in enumerate(signature.mutated):
         if not mutated.data_only:
-            found[stages.get(mutated.index, 0)].append((mutated.index, start + i, mutated.lost))
+            found[stages.get(mutated.index, 0)].append((mutated.index, start + i, mutated))
 
-    def writing(pairs: Sequence[tuple[int, int, str]]) -> Write:
+    def writing(pairs: Sequence[tuple[int, int, MutatedInput]]) -> Write:
         def write(inputs: Sequence[Any], results: Sequence[Any]) -> None:
-            for index, result, lost in pairs:
-                value = results[result]
+            for index, result, mutated in pairs:
+                value, lost = results[result], mutated.lost
+                if mutated.reshaped:
+                    value = _in_shape_before(value, inputs[index], changes[index])
                 if lost:
                     value = lost_tensor(value, lost, [*filter(has_history, inputs)])
                 inputs[index].copy_(value)
@@ -86,6 +104,29 @@ def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Wr
         return write
 
     return [writing(pairs) if pairs else None for pairs in found]
+
+
+def _in_shape_before(value: Any, target: Any, change: ReshapedInput) -> Any:
+    """The new value of a target, which has the shape that this is about to get, in the shape that
+    it has."""
+    seen = target.data  # (with a version counter of its own)
+    shapes = []
+    for step in change.steps:
+        shapes.append(seen.shape)
+        step.op(seen, *step.args, **dict(step.kwargs))
+    for step, shape in zip(reversed(change.steps), reversed(shapes), strict=True):
+        exchanged = _EXCHANGES.get(step.op)
+        if exchanged is not None:
+            value = exchanged(value, *step.args)
+        else:  # dimensions of one element have come, or gone
+            value = value.view(shape)
+    return value
+
+
+_EXCHANGES: Mapping[Any, Callable[..., Any]] = {
+    aten.t_.default: torch.t, aten.transpose_.default: torch.transpose,
+    aten.swapaxes_.default: torch.transpose, aten.swapdims_.default: torch.transpose,
+}  # fmt: skip
 
 
 def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
@@ -113,6 +154,7 @@ def write_ahead(
     For hooks that take saved tensors: one may raise when it has seen enough, as the early stop of a
     checkpoint's recomputation does. Eager has written by then.
     """
+    grow_storages(signature, inputs)
     taken = {t.untyped_storage().data_ptr() for t in saved if isinstance(t, torch.Tensor)}
     for i, mutated in enumerate(signature.mutated):
         target, value = inputs[mutated.index], results[signature.num_fresh + i]

@@ -6,6 +6,7 @@ Each records what the operator would compute and makes it the new value of the t
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from dovetail_prims.shape_rules.out_layouts import lays_resized
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_autograd_aot import views
+from dovetail_autograd_aot import changes_in_place
 from dovetail_autograd_aot.inputs import extent
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, is_custom, op_info
 from dovetail_autograd_aot.samplers import INTO, drawn, drawn_into, is_sampler
@@ -117,7 +118,7 @@ def write(
         result = _run_form(tracer, form, tuple(positional), rest)
     results = [result] if len(form._schema.returns) == 1 else list(result)
     targets = [t for t in targets if t is not None]
-    return _written(tracer, func, form, targets, results, is_out)
+    return _written(tracer, func, form, targets, results, [*positional, *rest.values()], is_out)
 
 
 def _one_by_one(
@@ -197,7 +198,7 @@ def _custom(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dic
     result = _run_form(tracer, form, args, kwargs)
     results = [result] if len(form._schema.returns) == 1 else list(result)
     targets = [values[op_info(func).argument_names[i]] for i in written]
-    return _written(tracer, func, form, targets, results, False)
+    return _written(tracer, func, form, targets, results)
 
 
 def _written(
@@ -206,18 +207,20 @@ def _written(
     form: OpOverload,
     targets: list[Any],
     results: list[Any],
-    is_out: bool,
+    operands: Sequence[Any] = (),
+    is_out: bool = False,
 ) -> Any:
-    """Give the targets their new values, the last of `results`; what the operator returns."""
+    """Give the targets their new values, the last of `results`; what the operator returns. If it
+    `is_out`, they get the sizes of these, too."""
     own = results[: len(results) - len(targets)]
     in_lists = {id(t) for target in targets if isinstance(target, (list, tuple)) for t in target}
     for target, new in zip(flatten(targets), flatten(results[len(own) :]), strict=True):
         tensor = _target(tracer, target)
         sizes = new.meta["val"]._sizes
         fits = same_sizes(sizes, tensor._sizes)
-        if not fits and is_out and 0 in tensor._sizes and all(type(s) is int for s in sizes):
+        if not fits and is_out and all(type(s) is int for s in (*sizes, *tensor._sizes)):
             strides = empty_like_strides(new.meta["val"]) if lays_resized(form) else None
-            views.resized(tracer, tensor, list(sizes), func, strides)
+            _resize_out(tracer, func, tensor, list(sizes), strides, operands)
         elif not fits:
             raise TraceError(
                 f"{func}: the result has shape {list(new.meta['val']._sizes)}, but the tensor "
@@ -234,6 +237,29 @@ def _written(
     aliased = [t for t, r in zip(targets, func._schema.returns[len(own) :], strict=False) if r]
     everything = fresh_results + aliased
     return everything[0] if returned == 1 else tuple(everything)
+
+
+def _resize_out(
+    tracer: Tracer,
+    func: OpOverload,
+    out: FakeTensor,
+    sizes: list[int],
+    strides: Sequence[Any] | None,
+    operands: Sequence[Any],
+) -> None:
+    """Give an `out` the sizes of what is written to it."""
+    if out.requires_grad:
+        raise TraceError(f"{func}: an out= that requires grad is given another size")
+    if any(type(t) is FakeTensor and t._storage is out._storage for t in flatten(operands)):
+        raise TraceError(f"{func}: an out= that shares memory with an operand gets another size")
+    before = list(out._sizes)
+    changes_in_place.resized(tracer, out, sizes, func, strides)
+    if 0 not in before:
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {before}, which "
+            f"does not match the required output shape {sizes}",
+            stacklevel=2,
+        )
 
 
 def _run_form(
@@ -281,7 +307,7 @@ def _batch_norm_out(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any
     targets = [kwargs.pop(name) for name in ("out", "save_mean", "save_invstd")]
     results = [read(tracer, t) for t in _batch_norm(tracer, args, kwargs)]
     form = aten.native_batch_norm.default
-    return _written(tracer, aten.native_batch_norm.out, form, targets, results, True)
+    return _written(tracer, aten.native_batch_norm.out, form, targets, results, args, True)
 
 
 def _cudnn_batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,10 +22,20 @@ from dovetail_autograd_aot.graphs import (
     OutputKind,
     ReshapedInput,
 )
-from dovetail_autograd_aot.storage import refusal, track_of
+from dovetail_autograd_aot.storage import refusal
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
+
+
+_TAKEN_ANEW = (
+    "input {} is a view that autograd takes anew of its base after a write: gradients asked for at "
+    "it, or at the base, would not be eager's"
+)
+_RETAINED = (
+    "input {} retains its gradient, is written to and changes its shape in place: eager retains "
+    "that of before the change"
+)
 
 
 def moved_inputs(
@@ -37,6 +47,7 @@ def moved_inputs(
     """The inputs of a trace that would get other places if they were such views; TraceError if one
     is."""
     graded = {m.index for m in mutated if not m.data_only}
+    changed = {m.index for m in mutated if m.reshaped}
     viewed = {
         info.base
         for info in infos
@@ -51,13 +62,10 @@ def moved_inputs(
         if isinstance(example, torch.nn.Parameter):
             continue  # (of which types are guarded: never a view with a history)
         if index in whatever_is_used or (used and primal._version != before):
-            moved = MovedInput(index, index in graded, index in viewed)
+            moved = MovedInput(index, index in graded, index in viewed, index in changed)
             if gets_other_places(moved, example):
-                why = (
-                    f"input {index} is a view that autograd takes anew of its base after a write: "
-                    "gradients asked for at it, or at the base, would not be eager's"
-                )
-                raise refusal(why, _writer(trace, index))
+                why = _TAKEN_ANEW if example._is_view() else _RETAINED
+                raise refusal(why.format(index), _writer(trace, index))
             found.append(moved)
     return tuple(found)
 
@@ -70,14 +78,17 @@ def _writer(trace: JointTrace, index: int) -> str | None:
         return reshaper
     counter = trace.counter_of[index]
     sharing = [i for i, other in trace.counter_of.items() if other == counter]
-    writers = [track_of(trace.primals[i]).storage.writer for i in (index, *sharing)]
+    writers = [trace.homes[i].writer for i in (index, *sharing)]
     return next((writer for writer in writers if writer is not None), None)
 
 
 def gets_other_places(moved: MovedInput, value: torch.Tensor) -> bool:
     """Whether this input of a call is a view that the write gives places in autograd's graph which
     no compiled graph knows. (One without a history has no old place. But where autograd sees the
-    write, views of it that are older are taken of its base then, and not of it.)"""
+    write, views of it that are older are taken of its base then, and not of it. What retains its
+    gradient, is written to and changes its shape does so at the place between the two.)"""
+    if moved.reshaped and value.retains_grad:
+        return True
     if not value._is_view():
         return False
     return grad_fn_of(value) is not None or (moved.graded and moved.with_views)
@@ -87,6 +98,8 @@ def with_other_places(moved: Sequence[MovedInput], inputs: Sequence[Any]) -> tup
     """Those inputs of a call that a compiled graph does not hold for."""
     found: tuple[int, ...] = ()
     for one in moved:
-        if inputs[one.index]._is_view() and gets_other_places(one, inputs[one.index]):
+        if (one.reshaped or inputs[one.index]._is_view()) and gets_other_places(
+            one, inputs[one.index]
+        ):
             found = (*found, one.index)
     return found
