@@ -1,5 +1,6 @@
 """Builds `dovetail_autograd_aot._autograd_nodes` against the torch it will be loaded beside."""
 
+import glob
 import os
 
 from setuptools import Extension, setup
@@ -19,13 +20,11 @@ setup(
     ext_modules=[
         Extension(
             "dovetail_autograd_aot._autograd_nodes",
-            sources=[
-                "src/dovetail_autograd_aot/_autograd_nodes.cpp",
-                "src/dovetail_autograd_aot/_output_nodes.cpp",
-                "src/dovetail_autograd_aot/_gradient_places.cpp",
-                "src/dovetail_autograd_aot/_version_counters.cpp",
+            sources=["src/dovetail_autograd_aot/_all_parts.cpp"],
+            depends=[
+                "src/dovetail_autograd_aot/_nodes.h",
+                *sorted(glob.glob("src/dovetail_autograd_aot/*.cpp")),
             ],
-            depends=["src/dovetail_autograd_aot/_nodes.h"],
             include_dirs=[include, os.path.join(include, "torch", "csrc", "api", "include")],
             library_dirs=[os.path.join(torch_dir, "lib")],
             libraries=["torch_python", "torch_cpu", "c10"],

@@ -18,8 +18,8 @@ setup(
     ext_modules=[
         Extension(
             "dovetail_guards._native",
-            sources=["csrc/accumulator.cpp", "csrc/module.cpp"],
-            depends=[str(path) for path in sorted(Path("csrc").glob("*.h"))],
+            sources=["csrc/all_parts.cpp"],
+            depends=[str(path) for path in sorted(Path("csrc").iterdir())],
             include_dirs=[
                 str(TORCH / "include"),
                 str(TORCH / "include" / "torch" / "csrc" / "api" / "include"),

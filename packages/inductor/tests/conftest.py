@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
-from dovetail_runtime.triton_build import TritonBuilder
+from dovetail_runtime.reference import TritonLauncher
+from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
 
 sys.path.insert(0, str(Path(__file__).parent))  # tests import what is beside them
 
@@ -54,17 +55,28 @@ def run_check(
     return Checked(plan, got)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="session")
+def interpreter() -> TritonLauncher:
+    """Runs Triton kernels on CPU tensors."""
+    return run_in_interpreter
+
+
+@pytest.fixture(scope="session")
+def h100_builder() -> Iterator[TritonBuilder]:
+    """One for all tests, as each starts workers that import Triton; its kernels are kept where the
+    C++ ones are."""
+    builder = TritonBuilder(Knobs.from_environment(), 90)
+    yield builder
+    builder.close()
+
+
 @pytest.fixture
-def build_for_h100(tmp_path: Path) -> Callable[[Iterable[Any]], dict[str, Any]]:
+def build_for_h100(h100_builder: TritonBuilder) -> Callable[[Iterable[Any]], dict[str, Any]]:
     """Compiles Triton kernels ahead of time for `sm_90`: binaries by symbol."""
 
     def build(kernels: Iterable[Any]) -> dict[str, Any]:
         made = list(kernels)
-        builder = TritonBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)}), 90)
-        try:
-            binaries = dict(builder.build(made))
-        finally:
-            builder.close()
+        binaries = dict(h100_builder.build(made))
         assert set(binaries) == {k.symbol for k in made}
         assert all(binary.cubin[:4] == b"\x7fELF" for binary in binaries.values())
         return binaries

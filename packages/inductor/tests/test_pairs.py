@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,18 +15,11 @@ from dovetail_inductor.scheduler import unroll_parts
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonInterpreter
+from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
+from dovetail_runtime.triton_build import TritonBuilder
 from torch import Tensor
 
 r = torch.randn
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[TritonInterpreter]:
-    made = TritonInterpreter()
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +86,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pairs_equal_eager(name: str, interpreter: TritonInterpreter) -> None:
+def test_pairs_equal_eager(name: str, interpreter: TritonLauncher) -> None:
     fn, inputs, read, written = CASES[name]
     plan = planned(fn, inputs)
     text = source_of(plan)
@@ -111,9 +103,9 @@ def test_pairs_compile_for_an_h100(build_for_h100: Any) -> None:
     build_for_h100({k for p in plans for k in p.kernels if isinstance(k, TritonKernel)})
 
 
-def test_accesses_are_16_bytes_wide(build_for_h100: Any, tmp_path: Path) -> None:
+def test_accesses_are_16_bytes_wide(h100_builder: TritonBuilder) -> None:
     plan = planned(rotary, (r(4096, 32, 128).bfloat16(), angles(4096, 1, 64)))
-    build_for_h100(plan.kernels)
-    (text,) = (path.read_text() for path in tmp_path.rglob("kernel.ptx"))
+    h100_builder.build(plan.kernels)
+    (text,) = map(h100_builder.assembler_text, plan.kernels)
     accesses = re.findall(r"((?:ld|st)\.(?:global|shared)\S*) ", text)
     assert set(accesses) == {"ld.global.v4.b32", "st.global.v4.b32"}, accesses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +11,8 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonInterpreter
+from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
 from torch import Tensor
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[TritonInterpreter]:
-    made = TritonInterpreter()
-    yield made
-    made.close()
 
 
 def recurrence(decay: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -76,7 +68,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("name", PARTS)
 @pytest.mark.parametrize("offset", [0, 3])
 def test_parts_of_a_tensor(
-    name: str, offset: int, interpreter: TritonInterpreter, check: Callable[..., Any]
+    name: str, offset: int, interpreter: TritonLauncher, check: Callable[..., Any]
 ) -> None:
     """In C++ and in Triton; the input itself may begin anywhere in its storage."""
     torch.manual_seed(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -24,8 +24,7 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
 from dovetail_runtime.plan import CallAten, LaunchCpp, Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonInterpreter
+from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 
 aten = torch.ops.aten
@@ -240,13 +239,6 @@ def compare(got: Any, want: Any) -> None:
         torch.testing.assert_close(g, w, rtol=t, atol=t, equal_nan=True)
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[TritonInterpreter]:
-    made = TritonInterpreter()
-    yield made
-    made.close()
-
-
 THREADS = [
     (name, threads)
     for name in CASES
@@ -272,7 +264,7 @@ def test_cpp_equals_eager(name: str, threads: int) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_triton_equals_eager(name: str, interpreter: TritonInterpreter) -> None:
+def test_triton_equals_eager(name: str, interpreter: TritonLauncher) -> None:
     fn, inputs = CASES[name]
     if "prod" in name:
         with pytest.raises(AssertionError, match="_reduce"):
@@ -290,7 +282,7 @@ def test_every_kernel_compiles_for_an_h100(build_for_h100: Any) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
-def test_segments(reduce: str, interpreter: TritonInterpreter) -> None:
+def test_segments(reduce: str, interpreter: TritonLauncher) -> None:
     """With their gradients; the checks of the lengths stay calls."""
 
     def fn(x: Tensor, lengths: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -345,7 +337,7 @@ def test_an_index_out_of_range_raises(bad: int) -> None:
 
 @pytest.mark.parametrize("bad", [5, -6])
 def test_a_gpu_writes_nothing_out_of_range(
-    bad: int, interpreter: TritonInterpreter, build_for_h100: Any
+    bad: int, interpreter: TritonLauncher, build_for_h100: Any
 ) -> None:
     fn, inputs = CASES["index_put"][0], (floats(5, 3), ints(5, 4), floats(4, 3))
     plan = planned(fn, inputs, triton=True)

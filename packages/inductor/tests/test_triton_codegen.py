@@ -3,7 +3,7 @@ H100 ahead of time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,18 +21,11 @@ from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonInterpreter, run_in_interpreter
+from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
+from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
 
 Fn = Callable[..., Tensor]
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[TritonInterpreter]:
-    made = TritonInterpreter()
-    yield made
-    made.close()
 
 
 def scheduled(fn: Fn, inputs: tuple[Tensor, ...]) -> tuple[KernelGraph, list[EmittedKernel]]:
@@ -43,7 +36,7 @@ def scheduled(fn: Fn, inputs: tuple[Tensor, ...]) -> tuple[KernelGraph, list[Emi
     return graph, [emit_kernel(k, dict(graph.buffers)) for k in kernels]
 
 
-def run(interpreter: TritonInterpreter, fn: Fn, inputs: tuple[Tensor, ...]) -> Tensor:
+def run(interpreter: TritonLauncher, fn: Fn, inputs: tuple[Tensor, ...]) -> Tensor:
     """The function's output, computed by its Triton kernels alone."""
     graph, emitted = scheduled(fn, inputs)
     memory: dict[str, Tensor] = dict(graph.constants)
@@ -111,7 +104,7 @@ CASES: dict[str, tuple[Fn, tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_interpreted_equals_eager(name: str, interpreter: TritonInterpreter) -> None:
+def test_interpreted_equals_eager(name: str, interpreter: TritonLauncher) -> None:
     fn, inputs = CASES[name]
     expected = fn(*inputs)
     got = run(interpreter, fn, inputs)
@@ -125,7 +118,7 @@ def test_neighbours_in_memory_count_once() -> None:
     assert kernel.kernel.symbol.startswith("transpose")
 
 
-def test_float16_is_computed_in_float32(interpreter: TritonInterpreter) -> None:
+def test_float16_is_computed_in_float32(interpreter: TritonLauncher) -> None:
     x, w, b = torch.randn(8, 128), torch.randn(128), torch.randn(128)
     # not bfloat16: Triton's interpreter truncates to it, where a GPU rounds
     narrow = tuple(t.half() for t in (x, w, b))
@@ -137,7 +130,7 @@ def test_float16_is_computed_in_float32(interpreter: TritonInterpreter) -> None:
 
 @pytest.mark.parametrize("name", ["erf", "tanh"])
 def test_the_cheaper_functions_of_narrow_results_are_exact_enough(
-    name: str, interpreter: TritonInterpreter
+    name: str, interpreter: TritonLauncher
 ) -> None:
     """For a 2-byte result: to half a rounding of float16, over the whole range, ends and NaN."""
     function: Callable[[Tensor], Tensor] = getattr(torch, name)
@@ -153,7 +146,7 @@ def test_the_cheaper_functions_of_narrow_results_are_exact_enough(
 
 @pytest.mark.parametrize("shape", [(360, 3, 2048)])
 def test_columns_that_repeat_for_every_row(
-    shape: tuple[int, ...], interpreter: TritonInterpreter
+    shape: tuple[int, ...], interpreter: TritonLauncher
 ) -> None:
     """Large enough that a program takes several rows, whose weights it loads once."""
 
@@ -167,7 +160,7 @@ def test_columns_that_repeat_for_every_row(
 
 
 @pytest.mark.parametrize("rows", [7, 512, 515])
-def test_rows_of_a_reduction_that_share_weights(rows: int, interpreter: TritonInterpreter) -> None:
+def test_rows_of_a_reduction_that_share_weights(rows: int, interpreter: TritonLauncher) -> None:
     inputs = (torch.randn(rows, 128), torch.randn(128), torch.randn(128))
     expected = layer_norm_gelu(*inputs)
     torch.testing.assert_close(
@@ -175,7 +168,7 @@ def test_rows_of_a_reduction_that_share_weights(rows: int, interpreter: TritonIn
     )
 
 
-def test_long_rows_of_a_softmax_are_folded(interpreter: TritonInterpreter) -> None:
+def test_long_rows_of_a_softmax_are_folded(interpreter: TritonLauncher) -> None:
     """Rows that no program holds: a thread rescales its sum once for several of its elements."""
 
     def softmax(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,16 +13,8 @@ from dovetail_inductor.scheduler import unroll_parts
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import LaunchTriton, Plan
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonInterpreter
+from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
 from torch import Tensor
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[TritonInterpreter]:
-    made = TritonInterpreter()
-    yield made
-    made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +71,7 @@ def text_of(plan: Plan) -> str:
     return "\n".join(k.source for k in plan.kernels)
 
 
-def check(interpreter: TritonInterpreter, fn: Callable[..., Any], *inputs: Tensor) -> Plan:
+def check(interpreter: TritonLauncher, fn: Callable[..., Any], *inputs: Tensor) -> Plan:
     plan = plan_of(fn, *inputs)
     got = ReferenceExecutor(plan, launch_triton=interpreter)(*inputs)
     wanted = fn(*inputs)
@@ -117,7 +109,7 @@ def norm_inputs(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
-def test_parts_equal_eager(name: str, dtype: torch.dtype, interpreter: TritonInterpreter) -> None:
+def test_parts_equal_eager(name: str, dtype: torch.dtype, interpreter: TritonLauncher) -> None:
     torch.manual_seed(0)
     fn, inputs = CASES[name](dtype)
     plan = check(interpreter, fn, *inputs)

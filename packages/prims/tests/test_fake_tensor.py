@@ -347,9 +347,11 @@ def test_rules_never_convert_a_symbolic_size() -> None:
     assert run(aten.sum.dim_IntList, y, [0])._sizes == (16,)
 
 
-def test_first_op_does_not_import_dynamo() -> None:
+def test_import_leaves_sympy_alone_and_the_first_op_dynamo() -> None:
     code = (
-        "import sys, torch\n"
+        "import sys, torch; sympy = 'sympy' in sys.modules\n"
+        "import dovetail_prims.stated\n"
+        "assert sympy == ('sympy' in sys.modules)\n"
         "from dovetail_prims import FakeMode, from_real\n"
         "x = from_real(torch.zeros(3, 4, requires_grad=True))\n"
         "x.softmax(-1).sum().backward()\n"

@@ -1,7 +1,11 @@
-"""Tests keep their kernels in a cache of their own and compile on one core."""
+"""Tests keep their kernels in a cache of their own, unless the caller names one.
+
+(Suites of other packages that run in the same process see it too: a cache that the caller named
+must stay theirs.)
+"""
 
 import os
 import tempfile
 
 _directory = tempfile.TemporaryDirectory(prefix="dovetail-test-cache-")
-os.environ["DOVETAIL_CACHE_DIR"] = _directory.name
+os.environ.setdefault("DOVETAIL_CACHE_DIR", _directory.name)

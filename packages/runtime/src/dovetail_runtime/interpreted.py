@@ -12,6 +12,7 @@ Imported by `triton_worker.py`, beside which it lies, and by nothing else: it ne
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -243,6 +244,47 @@ def _patch_tensors(tensor: Any, scope: Any) -> None:
 
 
 interpreter._patch_lang_tensor = _patch_tensors
+
+# What the interpreter does again and again to no end, which took half of its time (Triton 3.6 to
+# 3.9): whether a sum of integers overflows it computes and then drops, as assertions are off; for
+# each look into the table of NumPy's types it builds that table; and at each call of a device
+# function it looks through the whole language for what the kernel's launch has replaced already.
+_options = interpreter_builder.options
+interpreter_builder.options = dataclasses.replace(_options, sanitize_overflow=_options.debug)
+_table_of_types, _patch_lang = interpreter._get_np_dtype, interpreter._patch_lang
+_numpy_types: dict[str, Any] = {}
+_patched: set[str] = set()  # the language's modules that this launch has replaced
+
+
+def _numpy_type(kind: Any) -> Any:
+    """NumPy's type of what a block, or a number, of this type holds."""
+    name = kind.scalar.name
+    found = _numpy_types.get(name)
+    if found is None:
+        found = _numpy_types[name] = _table_of_types(kind)
+    return found
+
+
+def _patch_once(fn: Any) -> Any:
+    """Replaces the language that `fn` sees, if its caller has not; the scope of the kernel's launch
+    restores it."""
+    names = {m.__name__ for m in fn.__globals__.values() if m is tl or m is tl.core}
+    if names and names <= _patched:
+        return interpreter._LangPatchScope()  # with nothing to restore
+    scope = _patch_lang(fn)
+    if not _patched:
+        restore = scope.restore
+
+        def end_of_launch() -> None:
+            _patched.clear()
+            restore()
+
+        scope.restore = end_of_launch
+    _patched.update(names)
+    return scope
+
+
+interpreter._get_np_dtype, interpreter._patch_lang = _numpy_type, _patch_once
 
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {

@@ -129,6 +129,13 @@ class TritonBuilder:
         """Why `kernel` had to be compiled."""
         return self._cache.explain_miss(self._key(kernel))
 
+    def assembler_text(self, kernel: TritonKernel) -> str:
+        """The PTX of a kernel that was built."""
+        entry = self._cache.get(self._key(kernel))
+        if entry is None:
+            raise LookupError(f"kernel {kernel.symbol!r} is not in the cache")
+        return (entry / "kernel.ptx").read_text()
+
     def finish(self, task: _Pending) -> TritonBinary:
         """Wait for one kernel and put it into the cache."""
         try:
