@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,9 +12,11 @@ from dovetail_inductor.codegen_cpp.accumulators import Accumulators
 from dovetail_inductor.codegen_cpp.functions import source_of
 from dovetail_inductor.codegen_cpp.loops import Loops, decode_item
 from dovetail_inductor.codegen_cpp.picks import Pick, emit_pick, find_picks
-from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
+from dovetail_inductor.codegen_cpp.shape import KernelShape, choose_shape, is_transposed
+from dovetail_inductor.codegen_cpp.short_loops import ShortLoops, short_loops
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
+from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
@@ -51,16 +53,32 @@ class CppSource:
     sizes: tuple[str, ...] = ()  # the symbols whose values it takes, in order
 
 
-def emit(kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]) -> CppSource:
-    """C++ for `kernel` with the loops of `shape`."""
-    return _Emitter(kernel, shape, buffers).run()
+def emit_kernel(
+    builder: Builder, kernel: FusedKernel, buffers: Mapping[str, Buffer], simd_bytes: int
+) -> tuple[CppSource, KernelShape]:
+    """C++ for a kernel, and the loops that were chosen for it."""
+    short = short_loops(builder, kernel)
+    shape = choose_shape(short.kernel, simd_bytes)
+    by_lane = shape.vector is not None and any(
+        end.coefficient(shape.vector) for end in short.ends.values()
+    )
+    if by_lane:  # they would end at another place in each lane
+        short = ShortLoops(kernel)
+        shape = choose_shape(kernel, simd_bytes)
+    shape = replace(shape, ends=frozenset(short.ends))
+    return _Emitter(short.kernel, shape, buffers, short.ends).run(), shape
 
 
 class _Emitter:
     def __init__(
-        self, kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]
+        self,
+        kernel: FusedKernel,
+        shape: KernelShape,
+        buffers: Mapping[str, Buffer],
+        ends: Mapping[int, Index],
     ) -> None:
         self.kernel = kernel
+        self.ends = ends
         self.shape = shape
         self.buffers = buffers
         self.phases = kernel.phases()
@@ -92,7 +110,7 @@ class _Emitter:
             self._pass(self.full, [])
         body = w.close()
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
-        decode = [f"    {line}" for line in decode_item(self.shape)]
+        decode = [f"    {line}" for line in [*decode_item(self.shape), *self._ends()]]
         lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
         text = "\n".join(lines)
         symbols = names_in(text)
@@ -117,6 +135,16 @@ class _Emitter:
                 f"pointers[{list(self.pointers).index(buffer)}];"
             )
         return CppSource("\n".join([*head, text]) + "\n", tuple(self.pointers), symbols)
+
+    def _ends(self) -> list[str]:
+        """Where this item's loops over columns end."""
+        lines = []
+        sizes = {v.id: v.size for v in self.kernel.columns}
+        for v, index in self.ends.items():
+            end, name = index_text(index, lambda v: f"i{v.id}", lambda e: ""), f"end{v}"
+            lines.append(f"int64_t {name} = {end};")
+            lines.append(f"{name} = {name} < 0 ? 0 : {name} < {sizes[v]} ? {name} : {sizes[v]};")
+        return lines
 
     # --- kernels with columns ---------------------------------------------------------------------
 

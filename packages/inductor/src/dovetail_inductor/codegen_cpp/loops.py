@@ -79,7 +79,10 @@ class Loops:
             self.scalar(rest, body)
         else:
             body()
-        self.wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+        self.wrap(self._head(v), w.close())
+
+    def _head(self, v: Var) -> str:
+        return f"for (int64_t i{v.id} = 0; i{v.id} < {self.shape.end(v)}; ++i{v.id})"
 
     def wrap(self, head: str, lines: Sequence[str]) -> None:
         """Statements under the head of a loop, or of a block."""
@@ -99,28 +102,30 @@ class Loops:
             self.vector(loops[1:], body, reducing)
             step = self.accumulators.cascade_step(v) if reducing else None
             if step is None:
-                self.wrap(f"for (int64_t i{v.id} = 0; i{v.id} < {v.size}; ++i{v.id})", w.close())
+                self.wrap(self._head(v), w.close())
             else:
                 self._in_steps(v, step, w.close(), self.accumulators.cascade())
             return
         vector, n = self.shape.vector, self.shape.lanes
         assert vector is not None
-        size, block = vector.size, self.shape.block
+        size, block = self.shape.end(vector), self.shape.block
         unrolls = reducing and self.shape.unroll > 1 and block is None
         unrolled = self._unrolled(vector, body) if unrolls else 0
-        if is_symbolic(size) or block is not None or size - unrolled >= n:
+        several = block is not None or isinstance(size, str) or is_symbolic(size)
+        if several or isinstance(unrolled, str) or int(size) - unrolled >= n:
             self._whole_vectors(vector, body, unrolled)
-        if not is_multiple(size, n):
+        if isinstance(size, str) or not is_multiple(size, n):
             self._rest(vector, body)
         if unrolls:
             w.line("}")
 
-    def _unrolled(self, vector: Var, body: Callable[[], None]) -> int:
+    def _unrolled(self, vector: Var, body: Callable[[], None]) -> int | str:
         """Several vectors a turn, each with accumulators of its own; gives where that ends. What
         follows it is a block in which there is one (`u` is 0)."""
         w, n, unroll = self.writer, self.shape.lanes, self.shape.unroll
         name, step = f"i{vector.id}", self.shape.lanes * self.shape.unroll
-        end: int = vector.size // step * step
+        size = self.shape.end(vector)
+        end = f"{size} / {step} * {step}" if isinstance(size, str) else size // step * step
         w.open([vector])
         body()
         lines = w.close()
@@ -135,28 +140,34 @@ class Loops:
         w.line("{ constexpr int64_t u = 0;")
         return end
 
-    def _whole_vectors(self, vector: Var, body: Callable[[], None], start: int) -> None:
+    def _whole_vectors(self, vector: Var, body: Callable[[], None], start: int | str) -> None:
         w, n, block = self.writer, self.shape.lanes, self.shape.block
-        name, size = f"i{vector.id}", vector.size
+        name, size = f"i{vector.id}", self.shape.end(vector)
         w.open([vector])
         body()
-        if block is not None and is_multiple(size, block):
+        if block is not None and is_multiple(vector.size, block):
             head = f"for (int64_t u = 0, {name} = first; u < {block // n}; ++u, {name} += {n})"
         elif block is not None:
             head = f"for (int64_t u = 0, {name} = first; {name} + {n} <= last; ++u, {name} += {n})"
         else:
-            head = f"for (int64_t {name} = {start}; {name} < {size // n * n}; {name} += {n})"
+            end = f"{size} / {n} * {n}" if isinstance(size, str) else size // n * n
+            head = f"for (int64_t {name} = {start}; {name} < {end}; {name} += {n})"
         self.wrap(head, w.close())
 
     def _rest(self, vector: Var, body: Callable[[], None]) -> None:
         """What does not fill a vector."""
         w, n, block = self.writer, self.shape.lanes, self.shape.block
-        name, size = f"i{vector.id}", vector.size
+        name, size = f"i{vector.id}", self.shape.end(vector)
         w.open([vector])
         w.tail = True
         body()
         w.tail = False
         lines = w.close()
+        if isinstance(size, str):
+            start, rest = f"{size} / {n} * {n}", f"(int)({size} % {n})"
+            lines = [f"const int64_t {name} = {start};", f"const int n = {rest};", *lines]
+            self.wrap(f"if ({size} % {n} != 0)", lines)
+            return
         if block is not None:
             start = f"last - {size % n}"
             lines = [f"const int64_t u = ({name} - first) / {n};", *lines]
@@ -171,12 +182,12 @@ class Loops:
     def _in_steps(self, v: Var, step: int, body: Sequence[str], after: Sequence[str]) -> None:
         """A loop that does `after` every `step` times; what it does in between stays a nest of
         plain loops, which the compiler takes several turns of at a time."""
-        end = f"base{v.id} + {step}"
-        if not is_multiple(v.size, step):
-            end = f"({end} < {v.size} ? {end} : {v.size})"
+        end, size = f"base{v.id} + {step}", self.shape.end(v)
+        if isinstance(size, str) or not is_multiple(size, step):
+            end = f"({end} < {size} ? {end} : {size})"
         lines = [f"for (int64_t i{v.id} = base{v.id}; i{v.id} < {end}; ++i{v.id}) {{"]
         lines += [f"  {line}" for line in body]
-        head = f"for (int64_t base{v.id} = 0; base{v.id} < {v.size}; base{v.id} += {step})"
+        head = f"for (int64_t base{v.id} = 0; base{v.id} < {size}; base{v.id} += {step})"
         self.wrap(head, [*lines, "}", *after])
 
 

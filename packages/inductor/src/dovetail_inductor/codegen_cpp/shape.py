@@ -54,11 +54,17 @@ class KernelShape:
     grain: int
     unroll: int = 1  # vectors at a time in a reducing loop, each with an accumulator of its own
     tile: Var | None = None  # see `_choose_tile`
+    # Where loops over columns end before their length: a C++ value of each item.
+    ends: frozenset[int] = frozenset()
 
     @property
     def column_loops(self) -> tuple[Var, ...]:
         """The loops around that over the vectorised variable."""
         return tuple(v for v in self.loops if v is not self.vector)
+
+    def end(self, v: Var) -> int | str:
+        """Where the loop over a variable ends, as the generated text has it."""
+        return f"end{v.id}" if v.id in self.ends else v.size
 
     @property
     def tile_height(self) -> int:
