@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -24,6 +25,9 @@ BLOCK = 4096
 SHORT_ROW = 8
 # Elements a work item should have at least; dimensions are taken into it until it does.
 ITEM_ELEMENTS = 1024
+# A variable along which most lanes of a vector would be empty, and one that has enough of them.
+SHORT_VECTOR = 2
+LONG_VECTOR = 64
 # Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
 WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
@@ -289,8 +293,27 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
             best = (score, var)
     if best is None or best[0] <= 0:
         return None
+    if kernel.columns and not scanned and hint_of(best[1].size) <= SHORT_VECTOR:
+        long = _longest_at_strides(kernel, [index for index, _, _ in accesses], scalar_only)
+        return best[1] if long is None else long
     short = scanned and best[1] in kernel.columns and hint_of(best[1].size) < SHORT_ROW
     return None if short else best[1]
+
+
+def _longest_at_strides(
+    kernel: FusedKernel, accesses: Sequence[Index], scalar_only: int
+) -> Var | None:
+    """The longest variable along which every access goes at a stride, if it is long: of vectors
+    that are gathered from there all lanes are used, of such along a short variable few."""
+    inside = [v for v in (*kernel.rows, *kernel.columns) if not scalar_only >> v.id & 1]
+    long = max(inside, key=lambda v: hint_of(v.size), default=None)
+    if long is None or hint_of(long.size) < LONG_VECTOR:
+        return None
+    for index in accesses:
+        hidden = any(a.value.free >> long.id & 1 for a in index.indirects())
+        if hidden or index.coefficient(long) is None:
+            return None
+    return long
 
 
 def _widest(kernel: FusedKernel, vector: Var) -> int:
