@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dovetail_inductor.codegen_cpp.accumulators import Accumulators
+from dovetail_inductor.codegen_cpp.segments import Segment
 from dovetail_inductor.codegen_cpp.shape import KernelShape
 from dovetail_inductor.codegen_cpp.writer import Writer
 from dovetail_inductor.loop_ir.index import Var
@@ -92,22 +93,65 @@ class Loops:
         out.append("}")
 
     def vector(
-        self, loops: Sequence[Var], body: Callable[[], None], reducing: bool = False
+        self,
+        loops: Sequence[Var],
+        body: Callable[[], None],
+        reducing: bool = False,
+        segments: Sequence[tuple[Segment, Callable[[], None]]] = (),
     ) -> None:
-        """Loops over `loops`, then over the vectorised variable: whole vectors, then the rest."""
+        """Loops over `loops`, then over the vectorised variable: whole vectors, then the rest. With
+        `segments`, one loop for each of these, in place of that over the variable."""
         w = self.writer
         if loops:
             v = loops[0]
             w.open([v])
-            self.vector(loops[1:], body, reducing)
+            self.vector(loops[1:], body, reducing, segments)
             step = self.accumulators.cascade_step(v) if reducing else None
             if step is None:
                 self.wrap(self._head(v), w.close())
             else:
                 self._in_steps(v, step, w.close(), self.accumulators.cascade())
             return
-        vector, n = self.shape.vector, self.shape.lanes
-        assert vector is not None
+        assert self.shape.vector is not None
+        for segment, own in segments:
+            if self.shape.block is None:
+                self._along(segment.var, own, reducing)
+            else:
+                self._part_of_block(segment, own)
+        if not segments:
+            self._along(self.shape.vector, body, reducing)
+
+    def _part_of_block(self, segment: Segment, body: Callable[[], None]) -> None:
+        """What a block has of a segment."""
+        w, n, v = self.writer, self.shape.lanes, segment.var
+        name, start, size = f"i{v.id}", segment.start, v.size
+        w.open([v])
+        body()
+        whole = w.close()
+        w.open([v])
+        w.tail = True
+        body()
+        w.tail = False
+        tail = w.close()
+        lines = [
+            f"const int64_t begin = first > {start} ? first - {start} : 0;",
+            f"const int64_t stop = last < {start + size} ? last - {start} : {size};",
+            "int64_t at = begin;",
+            f"for (; at + {n} <= stop; at += {n}) {{",
+            f"  const int64_t {name} = at;",
+            *(f"  {line}" for line in whole),
+            "}",
+            "if (at < stop) {",
+            f"  const int64_t {name} = at;",
+            "  const int n = (int)(stop - at);",
+            *(f"  {line}" for line in tail),
+            "}",
+        ]
+        self.wrap("", lines)
+
+    def _along(self, vector: Var, body: Callable[[], None], reducing: bool) -> None:
+        """Whole vectors along a variable, then the rest."""
+        w, n = self.writer, self.shape.lanes
         size, block = self.shape.end(vector), self.shape.block
         unrolls = reducing and self.shape.unroll > 1 and block is None
         unrolled = self._unrolled(vector, body) if unrolls else 0

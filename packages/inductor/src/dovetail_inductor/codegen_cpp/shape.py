@@ -15,10 +15,13 @@ from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple
+from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
 
+# Vectors have no fewer lanes for being along a short variable.
+LEAST_LANES = 4
 # Elements of a vectorised dimension that one work item of a pointwise kernel covers.
 BLOCK = 4096
 # A scan along fewer elements than this takes one after the other.
@@ -89,12 +92,21 @@ def host_simd_bytes() -> int:
     return 32 if {"avx2", "fma", "f16c"} <= flags else 16
 
 
-def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
-    """Decide the loops of a kernel, for as many threads as torch uses now."""
-    vector = _choose_vector(kernel)
+def lanes_of(nests: Sequence[LoopNest], vector: Var, simd_bytes: int) -> int:
+    """How many lanes the vectors of a kernel with these nests have."""
+    lanes = simd_bytes // _widest(nests, vector)
+    while lanes > LEAST_LANES and not is_symbolic(vector.size) and 2 * vector.size <= lanes:
+        lanes //= 2
+    return lanes
+
+
+def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None) -> KernelShape:
+    """Decide the loops of a kernel, for as many threads as torch uses now; with `along`, vectors
+    are along that variable."""
+    vector = _choose_vector(kernel) if along is None else along
     lanes = 1
     if vector is not None:
-        lanes = simd_bytes // _widest(kernel, vector)
+        lanes = lanes_of(kernel.nests, vector, simd_bytes)
     by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
     cost = sum(count(n.values).cost + 1 for n in kernel.nests)
     block: int | None = None
@@ -202,6 +214,15 @@ def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
                 if v is not vector and hint_of(v.size) >= lanes and load.index.coefficient(v) == 1:
                     return v
     return None
+
+
+def is_plain_along(nest: LoopNest, v: Var) -> bool:
+    """True if all that a nest reads along a variable is one element, or lies side by side."""
+    return all(
+        load.index.coefficient(v) in (0, 1, -1)
+        and not any(a.value.free >> v.id & 1 for a in load.index.indirects())
+        for load in nest.loads
+    )
 
 
 def is_transposed(load: Load, vector: Var) -> bool:
@@ -316,11 +337,11 @@ def _longest_at_strides(
     return long
 
 
-def _widest(kernel: FusedKernel, vector: Var) -> int:
+def _widest(nests: Sequence[LoopNest], vector: Var) -> int:
     """Bytes of the widest lane that vector code will hold (masks are 4)."""
     widest = 4
-    inside = kernel.writes()
-    for nest in kernel.nests:
+    inside = {nest.buffer for nest in nests}
+    for nest in nests:
         for node in walk(nest.values):
             if not node.free >> vector.id & 1:
                 continue

@@ -1,7 +1,7 @@
 """A loop over the part of a tensor that is written, where the rest is in its place already.
 
-`x[:, 1:5] = s` is, as a value, `where(1 <= j < 5, s, x)` for all of x. Where that is computed in the
-memory of x itself, the loop need only go over the points at which the condition holds.
+`x[:, 1:5] = s` is, as a value, `where(1 <= j < 5, s, x)` for all of x. Where that is computed in
+the memory of x itself, the loop need only go over the points at which the condition holds.
 """
 
 from __future__ import annotations
