@@ -4,6 +4,7 @@ asked inside."""
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 import torch
@@ -42,11 +43,7 @@ def test_nothing_is_asked_inside(check, name, dtype):
     check(fn, x)
     if dtype is torch.float32:
         for source in sources(fn, x):
-            assert (
-                "ldm<" not in source
-                and "ldim<" not in source
-                and "check_index(" not in (line for line in source.splitlines() if "<8>" in line)
-            )
+            assert "ldm<" not in source and "ldim<" not in source
 
 
 @pytest.mark.parametrize("simd_bytes", [16, 64])
@@ -77,25 +74,16 @@ def test_one_part_may_be_nan_and_another_out_of_reach(check):
 @pytest.mark.parametrize("seed", range(6))
 def test_parts_of_any_size(check, seed):
     draw = random.Random(seed)
-    torch.manual_seed(seed)
     x = torch.randn(draw.choice([1, 3, 64]), 100)
-    bounds = sorted(draw.sample(range(100), 4))
+    bounds = [0, *sorted(draw.sample(range(1, 100), 4)), 100]
+    order = draw.sample(range(5), 5)
 
     def fn(x):
-        parts = [x[:, a:b] * (k + 1) for k, (a, b) in enumerate(zip([0, *bounds], [*bounds, 100]))]
-        draw.shuffle(parts)
-        whole = torch.cat(parts, 1)
-        return whole, whole.roll(bounds[0], 1).flip(1), F.pad(whole, (-bounds[0], bounds[1]))
+        parts = [x[:, a:b] * (a + 1) for a, b in pairwise(bounds)]
+        whole = torch.cat([parts[k] for k in order], 1)
+        return whole, whole.roll(bounds[1], 1).flip(1), F.pad(whole, (-bounds[1], bounds[2]))
 
-    made = fn(x)
-    order = draw.getstate()
-
-    def again(x):
-        draw.seed(seed + 100)
-        return fn(x)
-
-    del made, order
-    check(again, x)
+    check(fn, x)
 
 
 def test_so_many_parts_are_not_computed_one_by_one(check):

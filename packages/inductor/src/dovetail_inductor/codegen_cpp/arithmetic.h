@@ -138,10 +138,24 @@ template <class X> DV X truncdiv(X a, X b) {
   nonzero(b);
   return b == (X)-1 && (X)-1 < 0 ? (X)(0 - (uint64_t)a) : (X)(a / b);
 }
+template <class X> DV X library_fmod(X a, X b) {
+  return each(a, b, [](E<X> x, E<X> y) -> E<X> { return sizeof x == 4 ? (E<X>)__builtin_fmodf(x, y) : (E<X>)__builtin_fmod(x, y); });
+}
 template <class X> DV X fmod_(X a, X b) {
-  if constexpr (is_float<E<X>>)
-    return each(a, b, [](E<X> x, E<X> y) -> E<X> { return sizeof x == 4 ? (E<X>)__builtin_fmodf(x, y) : (E<X>)__builtin_fmod(x, y); });
-  else {
+  if constexpr (is_float<E<X>>) {
+#ifdef __FMA__
+    // Exact: a quotient of so few digits is at most one too large, and what is left of the dividend
+    // is then a number of this type.
+    constexpr E<X> most = sizeof(E<X>) == 4 ? (E<X>)(1 << 22) : (E<X>)((int64_t)1 << 51);
+    X x = fabs_(a), y = fabs_(b);
+    if (__builtin_expect(any(mask(!((x < y * most) & (y < (E<X>)__builtin_inf())))), 0))
+      return library_fmod(a, b);
+    X r = fma_(0 - trunc_(x / y), y, x);
+    return copysign_(sel(mask(r < 0), r + y, r), a);
+#else
+    return library_fmod(a, b);
+#endif
+  } else {
     nonzero(b);
     return b == (X)-1 && (X)-1 < 0 ? (X)0 : (X)(a % b);
   }
