@@ -56,6 +56,10 @@ def decode_item(shape: KernelShape) -> list[str]:
     return lines
 
 
+# Rows that are added to an accumulator at a time.
+ROWS = 4
+
+
 @dataclass(frozen=True)
 class Loops:
     """Writes loops around statements."""
@@ -106,11 +110,17 @@ class Loops:
             v = loops[0]
             w.open([v])
             self.vector(loops[1:], body, reducing, segments)
+            each = w.close()
+            several: list[str] = []
+            if reducing and self.shape.block is not None and len(loops) == 1:
+                several = self._several_rows(v, body)
             step = self.accumulators.cascade_step(v) if reducing else None
-            if step is None:
-                self.wrap(self._head(v), w.close())
+            if step is not None:
+                self._in_steps(v, step, each, self.accumulators.cascade(), several)
+            elif several:
+                w.scopes[-1].lines += self._rows(v, "0", str(self.shape.end(v)), each, several)
             else:
-                self._in_steps(v, step, w.close(), self.accumulators.cascade())
+                self.wrap(self._head(v), each)
             return
         assert self.shape.vector is not None
         for segment, own in segments:
@@ -120,6 +130,36 @@ class Loops:
                 self._part_of_block(segment, own)
         if not segments:
             self._along(self.shape.vector, body, reducing)
+
+    def _several_rows(self, v: Var, body: Callable[[], None]) -> list[str]:
+        """The vectors of a stripe with a few rows of each at a time, whose accumulator then stays
+        in a register from one to the next."""
+        w, vector = self.writer, self.shape.vector
+        assert vector is not None
+
+        def rows() -> None:
+            w.open([v])
+            body()
+            self.wrap(f"for (int64_t i{v.id} = row; i{v.id} < row + {ROWS}; ++i{v.id})", w.close())
+
+        w.open([])
+        self._along(vector, rows, True)
+        return w.close()
+
+    def _rows(
+        self, v: Var, begin: str, end: str, each: Sequence[str], several: Sequence[str]
+    ) -> list[str]:
+        """Rows from `begin` to `end`, several at a time, then those that are left."""
+        name = f"i{v.id}"
+        return [
+            f"{{ int64_t row = {begin};",
+            f"for (; row + {ROWS} <= {end}; row += {ROWS}) {{",
+            *(f"  {line}" for line in several),
+            "}",
+            f"for (int64_t {name} = row; {name} < {end}; ++{name}) {{",
+            *(f"  {line}" for line in each),
+            "} }",
+        ]
 
     def _part_of_block(self, segment: Segment, body: Callable[[], None]) -> None:
         """What a block has of a segment."""
@@ -223,16 +263,25 @@ class Loops:
         lines = [f"const int64_t {name} = {start};", f"const int n = {size % n};", *lines]
         self.wrap(head, lines)
 
-    def _in_steps(self, v: Var, step: int, body: Sequence[str], after: Sequence[str]) -> None:
+    def _in_steps(
+        self,
+        v: Var,
+        step: int,
+        body: Sequence[str],
+        after: Sequence[str],
+        several: Sequence[str],
+    ) -> None:
         """A loop that does `after` every `step` times; what it does in between stays a nest of
         plain loops, which the compiler takes several turns of at a time."""
         end, size = f"base{v.id} + {step}", self.shape.end(v)
         if isinstance(size, str) or not is_multiple(size, step):
             end = f"({end} < {size} ? {end} : {size})"
         lines = [f"for (int64_t i{v.id} = base{v.id}; i{v.id} < {end}; ++i{v.id}) {{"]
-        lines += [f"  {line}" for line in body]
+        lines += [*(f"  {line}" for line in body), "}"]
+        if several:
+            lines = self._rows(v, f"base{v.id}", end, body, several)
         head = f"for (int64_t base{v.id} = 0; base{v.id} < {size}; base{v.id} += {step})"
-        self.wrap(head, [*lines, "}", *after])
+        self.wrap(head, [*lines, *after])
 
 
 __all__ = ["Loops", "decode_item"]
