@@ -11,15 +11,19 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from cpu_operator_cases import FAMILIES, Case
+from cpu_operator_cases import FAMILIES as OF_ELEMENTS
+from cpu_operator_cases import Case
+from cpu_place_cases import FAMILIES as OF_PLACES
 
 import dovetail
+from dovetail.bench.table import machine
 
+FAMILIES = OF_ELEMENTS | OF_PLACES
 SAMPLE_S = 60e-6  # the least time of one sample: quick calls are timed several at a time
 SLOWER, BY_US = 0.9, 5.0  # what counts as a loss
 
@@ -38,6 +42,16 @@ class Timing:
     externs: int = 0
     first_s: float = 0.0
     error: str = ""
+    theirs_us: float = 0.0  # torch.compile's, if it was asked for
+
+    def row(self) -> str:
+        """The Markdown row."""
+        theirs = f" {self.theirs_us:.1f} |" if self.theirs_us else ""
+        return (
+            f"| {self.family} | {self.name} | {self.n} | {self.eager_us:.1f} "
+            f"| {self.ours_us:.1f} |{theirs} {self.ratio:.2f}x | {self.kernels} "
+            f"| {self.externs} | {self.first_s:.2f} s | {self.error}"
+        )
 
     @property
     def loses(self) -> bool:
@@ -59,32 +73,29 @@ def step_of(fn: Callable[..., Any], case: Case) -> Callable[[], Any]:
     return step
 
 
-def samples(
-    eager: Callable[[], Any], ours: Callable[[], Any], budget_s: float
-) -> tuple[float, float, float]:
-    """Medians of alternating samples, and that of their ratios."""
-    times: tuple[list[float], list[float]] = ([], [])
+def samples(calls: Sequence[Callable[[], Any]], budget_s: float) -> list[list[float]]:
+    """Seconds of each call, in turn, forwards and backwards, several calls a sample if quick."""
     repeats = []
-    for call in (eager, ours):
+    for call in calls:
         call()
         start = time.perf_counter()
         call()
         repeats.append(max(1, min(50, int(SAMPLE_S / (time.perf_counter() - start)))))
+    times: list[list[float]] = [[] for _ in calls]
+    order = list(range(len(calls)))
     start = time.perf_counter()
     while len(times[0]) < 7 or (time.perf_counter() - start < budget_s and len(times[0]) < 300):
-        order = (0, 1) if len(times[0]) % 2 else (1, 0)
+        order.reverse()
         for which in order:
-            call, repeat = (eager, ours)[which], repeats[which]
             begun = time.perf_counter()
-            for _ in range(repeat):
-                call()
-            times[which].append((time.perf_counter() - begun) / repeat)
-    ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
-    return statistics.median(times[0]), statistics.median(times[1]), ratio
+            for _ in range(repeats[which]):
+                calls[which]()
+            times[which].append((time.perf_counter() - begun) / repeats[which])
+    return times
 
 
-def measure(family: str, case: Case, n: int, budget_s: float) -> Timing:
-    """Compile a case and time it."""
+def measure(family: str, case: Case, n: int, budget_s: float, theirs: bool) -> Timing:
+    """Compile a case and time it; with `theirs`, torch.compile's code as well."""
     dovetail.reset()
     gc.collect()
     start = time.perf_counter()
@@ -94,13 +105,18 @@ def measure(family: str, case: Case, n: int, budget_s: float) -> Timing:
         ours()
         took = time.perf_counter() - start
         report = dovetail.report(compiled)
-        eager = step_of(case.fn, case)
-        eager_s, ours_s, ratio = samples(eager, ours, budget_s)
+        calls = [step_of(case.fn, case), ours]
+        if theirs:
+            torch.compiler.reset()
+            calls.append(step_of(torch.compile(case.fn, dynamic=False), case))
+        times = samples(calls, budget_s)
+        eager_s, ours_s, *rest = (statistics.median(each) for each in times)
+        ratio = statistics.median(a / b for a, b in zip(times[0], times[1], strict=True))
     except Exception as error:
         return Timing(family, case.name, n, 0, 0, 1, error=f"{type(error).__name__}: {error}"[:200])
     return Timing(
         family, case.name, n, eager_s * 1e6, ours_s * 1e6, ratio,
-        report.kernels, report.extern_calls, took,
+        report.kernels, report.extern_calls, took, theirs_us=sum(rest) * 1e6,
     )  # fmt: skip
 
 
@@ -122,26 +138,25 @@ def main() -> int:
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--seconds", type=float, default=0.05)
     parser.add_argument("--all", action="store_true", help="print every case")
+    parser.add_argument("--torch-compile", action="store_true")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     found: list[Timing] = []
+    theirs = " torch.compile us |" if arguments.torch_compile else ""
+    print(f"{machine('cpu')}; {torch.get_num_threads()} threads")
+    print(f"| family | operator | n | eager us | ours us |{theirs} vs eager | ", end="")
+    print("kernels | extern | first call | |")
     out = open(arguments.json, "w") if arguments.json else None
     for family, case, n in chosen(arguments):
-        timing = measure(family, case, n, arguments.seconds)
+        timing = measure(family, case, n, arguments.seconds, arguments.torch_compile)
         if timing.loses:  # once more, for chance
-            again = measure(family, case, n, 3 * arguments.seconds)
+            again = measure(family, case, n, 3 * arguments.seconds, arguments.torch_compile)
             timing = max(timing, again, key=lambda t: t.ratio)
         found.append(timing)
         if out:
             print(json.dumps(asdict(timing)), file=out, flush=True)
         if timing.loses or arguments.all or timing.error:
-            print(
-                f"{family:10s} {case.name:36s} {n:8d} eager {timing.eager_us:9.1f} us"
-                f"  ours {timing.ours_us:9.1f} us  {timing.ratio:5.2f}x"
-                f"  kernels {timing.kernels} extern {timing.externs} first {timing.first_s:.2f} s"
-                f" {timing.error}",
-                flush=True,
-            )
+            print(timing.row(), flush=True)
     losses = [t for t in found if t.loses]
     print(f"{len(found)} cases, {len(losses)} slower than {SLOWER}x eager by {BY_US} us")
     return 1 if losses else 0

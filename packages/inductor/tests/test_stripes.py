@@ -87,5 +87,4 @@ def test_several_rows_at_a_time(check, rows):
     with threads(1):
         result = check(fn, R(rows, 100), R(rows, 1), rtol=1e-4, atol=1e-3)
     if rows >= 4:
-        (kernel,) = result.plan.kernels
-        assert "row + 4" in kernel.source
+        assert any("row + 4" in kernel.source for kernel in result.plan.kernels)
