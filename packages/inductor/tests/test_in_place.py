@@ -99,17 +99,123 @@ def test_rows_of_caches_are_all_that_is_written() -> None:
     assert not caches
 
 
-def test_not_on_a_cpu_where_an_index_may_be_wrong() -> None:
-    check(cached, CACHES, {0: 1, 1: 2}, ())
+def test_rows_of_caches_on_a_cpu() -> None:
+    def alike(keys: Tensor, values: Tensor, at: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        keys, values = keys.index_copy(1, at, k), values.index_copy(1, at, v)
+        return torch.softmax(keys @ values.mT, -1), keys, values
+
+    plan = check(alike, CACHES, {0: 1, 1: 2}, (0, 1))
+    assert not [s for s in plan.steps if isinstance(s, Allocate) and s.spec.shape == (2, 8, 16)]
+    check(cached, CACHES, {0: 1, 1: 2}, (0, 1))
+
+
+SCATTERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "scatter": lambda x, i, s: x.scatter(0, i, s),
+    "scatter_add": lambda x, i, s: x.scatter_add(0, i, s),
+    "index_add": lambda x, i, s: x.index_add(0, i, s),
+    "index_copy": lambda x, i, s: x.index_copy(0, i, s),
+    "index_put": lambda x, i, s: x.index_put((i,), s),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_a_place_out_of_bounds_leaves_what_was_written_before(name: str) -> None:
+    """As eager does; nothing that another operator would have done before it."""
+    x, s = torch.zeros(70), torch.arange(1.0, 41)
+    at = torch.randperm(70)[:40]
+
+    def fn(x: Tensor, at: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        return (SCATTERS[name](x, at, s),)
+
+    check(fn, (x, at, s), {0: 0}, (0,))
+    run = load(compiled(fn, (x, at, s), {0: 0})).run
+    at[23] = 70
+    ours = x.clone()
+    with pytest.raises(IndexError):
+        run(ours, at, s)
+    wanted = SCATTERS[name](x, at[:23], s[:23])
+    assert torch.equal(ours, wanted)
+
+
+UNLIKE_EAGER: dict[str, tuple[Fn, dict[int, int]]] = {
+    "what is written is looked up": (
+        lambda x, y, i, s: (x.scatter(0, i, y[i]), y),
+        {0: 0},
+    ),
+    "other places": (lambda x, y, i, s: (x.scatter(0, i, s), y.scatter(0, i + 1, s)), {0: 0, 1: 1}),
+    "what is not read from it fails, too": (
+        lambda x, y, i, s: (x.scatter(0, i, s), torch.index_select(y, 0, i).cumsum(0)),
+        {0: 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE_EAGER)
+def test_not_on_a_cpu_where_eager_might_fail_before_it_writes(name: str) -> None:
+    fn, overwritten = UNLIKE_EAGER[name]
+    inputs = (torch.zeros(70), torch.zeros(70), torch.randperm(69)[:40], torch.randn(40))
+    run = load(compiled(fn, inputs, overwritten)).run
+    x, y, at, s = (t.clone() for t in inputs)
+    at[23] = 71
+    with pytest.raises(IndexError):
+        run(x, y, at, s)
+    assert not x.any() and not y.any(), "nothing was written"
+
+
+def test_what_fails_after_it_has_read_what_was_written() -> None:
+    """In eager it comes later, too."""
+
+    def fn(x: Tensor, at: Tensor, s: Tensor, there: Tensor) -> tuple[Tensor, ...]:
+        x = x.scatter(0, at, s)
+        return x, torch.index_select(x, 0, there).cumsum(0)
+
+    x, at, s = torch.zeros(70), torch.randperm(70)[:40], torch.randn(40)
+    check(fn, (x, at, s, torch.arange(9)), {0: 0}, (0,))
+
+
+PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "columns": lambda x, s: torch.slice_scatter(x, s, 1, 1, 5),
+    "a column": lambda x, s: torch.select_scatter(x, s[:, 0], 1, 7),
+    "a row": lambda x, s: torch.select_scatter(x, s[0].repeat(25), 0, -1),
+    "a block": lambda x, s: torch.slice_scatter(
+        x, torch.slice_scatter(x[10:50], s[10:50] * 2, 1, 96), 0, 10, 50
+    ),
+    "columns where it is positive": lambda x, s: torch.slice_scatter(
+        x, torch.where(s > 0, s, x[:, 1:5]), 1, 1, 5
+    ),
+    "every other column": lambda x, s: torch.slice_scatter(x, s, 1, 1, 9, 2),
+    "nothing": lambda x, s: torch.slice_scatter(x, s[:, :0], 1, 5, 5),
+}
+
+
+@pytest.mark.parametrize("options", [None, TRITON], ids=["cpp", "triton"])
+@pytest.mark.parametrize("part", PARTS)
+def test_loops_go_over_the_part_that_is_written(part: str, options: InductorOptions | None) -> None:
+    def fn(x: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        return (PARTS[part](x, s),)
+
+    inputs = torch.randn(100, 100), torch.randn(100, 4)
+    plan = compiled(fn, inputs, {0: 0}, options)
+    if not plan.mutated:  # its strides may differ
+        return
+    plan = check(fn, inputs, {0: 0}, (0,), options)
+    if options is None and part in list(PARTS)[:5]:
+        (kernel,) = plan.kernels
+        assert "* 100" not in kernel.source and "< 100; " not in kernel.source.replace(
+            "i0 < 100; ", ""
+        )
 
 
 def test_not_on_a_cpu_where_a_divisor_may_be_zero() -> None:
     def fn(count: Tensor, by: Tensor, p: Tensor) -> tuple[Tensor, ...]:
-        return count // by, p + 1
+        q = p + 1
+        return count // by, q
 
     counts = torch.arange(1, 9), torch.full((8,), 2)
     check(fn, (*counts, P), {0: 0, 2: 1}, ())
     check(fn, (*(c.double() for c in counts), P), {0: 0, 2: 1}, (0, 2))
+    # What is written after the quotients is not touched if one is wrong.
+    check(lambda count, by, p: (count // by, p + 1), (*counts, P), {0: 0, 2: 1}, (2,))
 
 
 WRONG: dict[str, tuple[Fn, tuple[Tensor, ...], dict[int, int]]] = {

@@ -75,3 +75,16 @@ def test_batches_of_matrices(check):
     with threads(1):
         check(lambda x: x.exp().sum(1), R(3, 200, 1000), rtol=1e-4)
         check(lambda x: x.exp().sum((0, 2)), R(3, 200, 7, 500), rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 63, 65, 130, 4099])
+def test_several_rows_at_a_time(check, rows):
+    """Each sum in a register meanwhile; what is added, and in what order, stays as it was."""
+
+    def fn(x, by):
+        return x.sum(0), (x * by).sum(0), x.amax(0), x.argmin(0)
+
+    with threads(1):
+        result = check(fn, R(rows, 100), R(rows, 1), rtol=1e-4, atol=1e-3)
+    if rows >= 4:
+        assert any("row + 4" in kernel.source for kernel in result.plan.kernels)

@@ -39,17 +39,19 @@ def make_write_back(signature: Signature) -> Write | None:
     def copy(silent: bool, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         if silent not in groups:
             groups[silent] = _grouped(hidden if silent else data, inputs)
-        with torch.no_grad():
-            for group in groups[silent]:
-                to_copy = [
-                    (i, r)
-                    for i, r in group
-                    if results[r] is not inputs[i] and not _is_there(inputs[i], results[r])
-                ]
+        for group in groups[silent]:
+            to_copy = [
+                (i, r)
+                for i, r in group
+                if results[r] is not inputs[i] and not _is_there(inputs[i], results[r])
+            ]
+            if not to_copy:
+                continue  # (entering `no_grad` takes longer than all of this)
+            with torch.no_grad():
                 if len(to_copy) == 1:
                     ((index, result),) = to_copy
                     inputs[index].copy_(results[result])
-                elif to_copy:
+                else:
                     torch._foreach_copy_(
                         [inputs[i] for i, _ in to_copy], [results[r] for _, r in to_copy]
                     )

@@ -32,7 +32,7 @@ from dovetail_runtime.plan import Assert, AtenArg, Bind, FloatOf, Kernel, Size, 
 from dovetail_runtime.sizes import float_bits, symbols_of
 
 from dovetail_inductor.codegen_cpp import emit as cpp
-from dovetail_inductor.codegen_cpp.shape import choose_shape, host_simd_bytes
+from dovetail_inductor.codegen_cpp.shape import host_simd_bytes
 from dovetail_inductor.codegen_triton.assemble import EmittedKernel
 from dovetail_inductor.codegen_triton.attention import emit_attention
 from dovetail_inductor.codegen_triton.combined import emit_combined
@@ -259,8 +259,7 @@ class _Writer:
         if self.on_gpu(self.buffers[kernel.nests[0].buffer].device):
             self.launch_triton(emit_triton(kernel, self.buffers))
             return
-        shape = choose_shape(kernel, self.simd_bytes)
-        source = cpp.emit(kernel, shape, self.buffers)
+        source, shape = cpp.emit_kernel(self.graph.builder, kernel, self.buffers, self.simd_bytes)
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
         symbol = f"dovetail_{digest}"
         if symbol not in self.kernels:

@@ -14,7 +14,7 @@ from dovetail_inductor.codegen_cpp.writer import Name, Writer
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.loop_ir.ops import neutral_element
-from dovetail_inductor.loop_ir.sizes import hint_of
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.loops import position_index
 
 # A sum of float32 down the columns is made of sums of so many terms, and those of as many in turn
@@ -113,7 +113,8 @@ class Accumulators:
             if nest.reduction == "sum" and dtype is torch.float32:
                 self._declare_cascade(name, dtype, start)
             if position:
-                self.array(f"{name}_at", torch.int64, "(int64_t)0")
+                at, start = self._position(nest), f"({ARITHMETIC[self._position(nest)]})0"
+                self.array(f"{name}_at", at, start)
             return
         line = self.writer.line
         unroll = self.shape.unroll
@@ -123,7 +124,7 @@ class Accumulators:
         elif self.shape.vector is not None:
             line(f"{self.lane_type(dtype)} {name} = bc<{self.shape.lanes}>({start});")
             if position:
-                line(f"{self.lane_type(torch.int64)} {name}_at = {{}};")
+                line(f"{self.lane_type(self._position(nest))} {name}_at = {{}};")
         else:
             kept = "double" if self._is_wide(nest) else ARITHMETIC[dtype]
             line(f"{kept} {name} = {start};")
@@ -219,8 +220,12 @@ class Accumulators:
             place = index_text(index, lambda v: f"i{v.id}", lambda e: "")
             place = f"(int64_t)({place})"
         else:
-            vector_place = w.vector_index(index, lambda e: Name("", False, 0))
-            place = f"({vector_place} + V<int64_t, {self.shape.lanes}>{{}})"
+            kind = ARITHMETIC[self._position(nest)]
+            step = index.coefficient(self.shape.vector) or 0
+            place = index_text(index, lambda v: f"i{v.id}", lambda e: "")
+            place = f"bc<{self.shape.lanes}>(({kind})({place}))"
+            if step:
+                place += f" + iota<{kind}, {self.shape.lanes}>() * ({kind}){step}"
         w.line(f"const auto place_{best} = {place};")
         loops = self.shape.column_loops if self.shape.by_row else self.shape.loops
         counted = "" if loops == nest.reduce_vars else f", place_{best}, {at}"
@@ -233,8 +238,21 @@ class Accumulators:
 
     def keep_positions(self, nest: LoopNest) -> None:
         """After a pass over a block of rows: of `argmax` and `argmin` the positions are kept."""
-        if nest.reduction in ("argmax", "argmin"):
-            self.names[nest.buffer] += "_at"
+        if nest.reduction not in ("argmax", "argmin"):
+            return
+        at = f"{self.names[nest.buffer]}_at"
+        self.names[nest.buffer] = at
+        if self._position(nest) is not torch.int64:
+            self.names[nest.buffer] = f"{at}_wide"
+            self.array(f"{at}_wide", torch.int64)
+            each = f"for (int u = 0; u < {self._vectors()}; ++u)"
+            self.writer.line(f"{each} {at}_wide[u] = cast<int64_t>({at}[u]);")
+
+    def _position(self, nest: LoopNest) -> torch.dtype:
+        """The type in which places are counted: one with as many lanes as most values have."""
+        size = prod(v.size for v in nest.reduce_vars)
+        narrow = self.shape.vector is not None and not is_symbolic(size) and size < 1 << 31
+        return torch.int32 if narrow else torch.int64
 
     def result(self, nest: LoopNest) -> Name:
         """After a pass over one row: what its reduction gives."""

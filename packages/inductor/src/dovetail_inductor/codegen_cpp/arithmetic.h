@@ -64,6 +64,9 @@ template <class X> DV X fma_(X a, X b, X c) {
 
 // --- simple arithmetic -------------------------------------------------------------------------
 
+template <class X> DV X mul_bytes(X x, X y) {
+  return converted<E<X>>(widen_bytes(x) * widen_bytes(y));
+}
 template <class X> DV X fabs_(X x) {
   using S = typename signed_of<sizeof(E<X>)>::type;
   constexpr S clear = (S)~((S)1 << (sizeof(S) * 8 - 1));
@@ -89,16 +92,16 @@ template <class X> DV X vmax(X a, X b) {
   if constexpr (same<X, V<float, 16>>)  // the instruction gives b where either is a NaN
     return a != a ? a : (X)__builtin_ia32_maxps512_mask(a, b, a, (short)-1, 4);
 #endif
-  if constexpr (is_float<E<X>>) return sel(mask((a > b) | (a != a)), a, b);
-  else return sel(mask(a > b), a, b);
+  if constexpr (is_float<E<X>>) return (a > b) | (a != a) ? a : b;
+  else return a > b ? a : b;
 }
 template <class X> DV X vmin(X a, X b) {
 #ifdef __AVX512F__
   if constexpr (same<X, V<float, 16>>)
     return a != a ? a : (X)__builtin_ia32_minps512_mask(a, b, a, (short)-1, 4);
 #endif
-  if constexpr (is_float<E<X>>) return sel(mask((a < b) | (a != a)), a, b);
-  else return sel(mask(a < b), a, b);
+  if constexpr (is_float<E<X>>) return (a < b) | (a != a) ? a : b;
+  else return a < b ? a : b;
 }
 template <class X> DV X relu_(X x) { return sel(mask(x < 0), full<X>(0), x); }
 template <class X> DV X sign_(X x) {
@@ -135,10 +138,24 @@ template <class X> DV X truncdiv(X a, X b) {
   nonzero(b);
   return b == (X)-1 && (X)-1 < 0 ? (X)(0 - (uint64_t)a) : (X)(a / b);
 }
+template <class X> DV X library_fmod(X a, X b) {
+  return each(a, b, [](E<X> x, E<X> y) -> E<X> { return sizeof x == 4 ? (E<X>)__builtin_fmodf(x, y) : (E<X>)__builtin_fmod(x, y); });
+}
 template <class X> DV X fmod_(X a, X b) {
-  if constexpr (is_float<E<X>>)
-    return each(a, b, [](E<X> x, E<X> y) -> E<X> { return sizeof x == 4 ? (E<X>)__builtin_fmodf(x, y) : (E<X>)__builtin_fmod(x, y); });
-  else {
+  if constexpr (is_float<E<X>>) {
+#ifdef __FMA__
+    // Exact: a quotient of so few digits is at most one too large, and what is left of the dividend
+    // is then a number of this type.
+    constexpr E<X> most = sizeof(E<X>) == 4 ? (E<X>)(1 << 22) : (E<X>)((int64_t)1 << 51);
+    X x = fabs_(a), y = fabs_(b);
+    if (__builtin_expect(any(mask(!((x < y * most) & (y < (E<X>)__builtin_inf())))), 0))
+      return library_fmod(a, b);
+    X r = fma_(0 - trunc_(x / y), y, x);
+    return copysign_(sel(mask(r < 0), r + y, r), a);
+#else
+    return library_fmod(a, b);
+#endif
+  } else {
     nonzero(b);
     return b == (X)-1 && (X)-1 < 0 ? (X)0 : (X)(a % b);
   }
@@ -193,14 +210,12 @@ template <bool biggest, class X, class I> DV auto beats(X x, X best, I place, I 
 }
 // The position of the best lane, the earliest of equals.
 template <bool biggest, class X, class I> DV int64_t hposition(X best, I at) {
-  E<X> b = best[0];
-  int64_t p = at[0];
-  for (int i = 1; i < lanes<X>; ++i) {
-    E<X> x = best[i];
-    bool tie = x == b || (x != x && b != b);
-    if (beats<biggest>(x, b) || (tie && at[i] < p)) b = x, p = at[i];
-  }
-  return p;
+  const E<X> b = biggest ? hmax(best) : hmin(best);
+  auto equal = best == b;
+  if constexpr (is_float<E<X>>)
+    if (b != b) equal = best != best;
+  constexpr E<I> none = sizeof(E<I>) == 4 ? (E<I>)INT32_MAX : (E<I>)INT64_MAX;
+  return hmin(sel(mask(equal), at, full<I>(none)));
 }
 
 }  // namespace dovetail_simd

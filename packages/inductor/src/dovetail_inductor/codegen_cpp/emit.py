@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -12,9 +13,18 @@ from dovetail_inductor.codegen_cpp.accumulators import Accumulators
 from dovetail_inductor.codegen_cpp.functions import source_of
 from dovetail_inductor.codegen_cpp.loops import Loops, decode_item
 from dovetail_inductor.codegen_cpp.picks import Pick, emit_pick, find_picks
-from dovetail_inductor.codegen_cpp.shape import KernelShape, is_transposed
+from dovetail_inductor.codegen_cpp.segments import Segment, segments_of
+from dovetail_inductor.codegen_cpp.shape import (
+    KernelShape,
+    choose_shape,
+    is_plain_along,
+    is_transposed,
+    lanes_of,
+)
+from dovetail_inductor.codegen_cpp.short_loops import ShortLoops, short_loops
 from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text
 from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
+from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
@@ -51,22 +61,70 @@ class CppSource:
     sizes: tuple[str, ...] = ()  # the symbols whose values it takes, in order
 
 
-def emit(kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]) -> CppSource:
-    """C++ for `kernel` with the loops of `shape`."""
-    return _Emitter(kernel, shape, buffers).run()
+def emit_kernel(
+    builder: Builder, kernel: FusedKernel, buffers: Mapping[str, Buffer], simd_bytes: int
+) -> tuple[CppSource, KernelShape]:
+    """C++ for a kernel, and the loops that were chosen for it."""
+    short = short_loops(builder, kernel)
+    shape = choose_shape(short.kernel, simd_bytes)
+    by_lane = shape.vector is not None and any(
+        end.coefficient(shape.vector) for end in short.ends.values()
+    )
+    if by_lane:  # they would end at another place in each lane
+        short = ShortLoops(kernel)
+        shape = choose_shape(kernel, simd_bytes)
+    shape = replace(shape, ends=frozenset(short.ends))
+    segments: tuple[Segment, ...] = ()
+    if not short.ends:
+        shape, segments = _in_segments(builder, kernel, shape, simd_bytes)
+    return _Emitter(short.kernel, shape, buffers, short.ends, segments).run(), shape
+
+
+def _in_segments(
+    builder: Builder, kernel: FusedKernel, shape: KernelShape, simd_bytes: int
+) -> tuple[KernelShape, tuple[Segment, ...]]:
+    """The segments of the vectorised loop, and the loops for them."""
+    v = shape.vector
+    if shape.by_row or shape.tile is not None:
+        return shape, ()
+    if v is None:  # but there may be a vector in each segment
+        plain = not kernel.columns and kernel.nests
+        side_by_side = (v for v in kernel.rows if kernel.nests[0].index.coefficient(v) == 1)
+        v = next(side_by_side, None) if plain else None
+        if v is None or any(nest.index.coefficient(v) != 1 for nest in kernel.nests):
+            return shape, ()
+    found = segments_of(builder, kernel, v)
+    if not found:
+        return shape, ()
+    if shape.vector is None:
+        if not all(is_plain_along(nest, one.var) for one in found for nest in one.nests):
+            return shape, ()
+        shape = choose_shape(kernel, simd_bytes, v)
+        if shape.tile is not None:
+            return choose_shape(kernel, simd_bytes), ()
+    lanes = min(lanes_of(one.nests, v, simd_bytes) for one in found)
+    return replace(shape, lanes=lanes), found
 
 
 class _Emitter:
     def __init__(
-        self, kernel: FusedKernel, shape: KernelShape, buffers: Mapping[str, Buffer]
+        self,
+        kernel: FusedKernel,
+        shape: KernelShape,
+        buffers: Mapping[str, Buffer],
+        ends: Mapping[int, Index],
+        segments: Sequence[Segment],
     ) -> None:
         self.kernel = kernel
+        self.ends = ends
+        self.segments = segments
+        self.start = 0  # of the segment that is written
         self.shape = shape
         self.buffers = buffers
         self.phases = kernel.phases()
         self.pointers: dict[str, str] = {}
         self.scratch: dict[str, Place] = {}
-        self.picks: dict[str, dict[int, Pick]] = {}
+        self.picks: dict[tuple[str, int], dict[int, Pick]] = {}
         self.heap: list[str] = []  # scratch of symbolic size, taken once a call
         self.writer = Writer(shape.vector, shape.lanes, self.place)
         self.accumulators = Accumulators(shape, self.writer)
@@ -76,7 +134,11 @@ class _Emitter:
     def place(self, buffer: str) -> Place:
         """Where `buffer` is read or written: in memory, or in the copy of a row."""
         if buffer in self.scratch:
-            return self.scratch[buffer]
+            place, v = self.scratch[buffer], self.shape.vector
+            if self.start and v is not None and place.index is not None:
+                moved = place.index + (place.index.coefficient(v) or 0) * self.start
+                return replace(place, index=moved)
+            return place
         if buffer not in self.pointers:
             self.pointers[buffer] = f"p{len(self.pointers)}"
         return Place(self.pointers[buffer])
@@ -92,7 +154,7 @@ class _Emitter:
             self._pass(self.full, [])
         body = w.close()
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
-        decode = [f"    {line}" for line in decode_item(self.shape)]
+        decode = [f"    {line}" for line in [*decode_item(self.shape), *self._ends()]]
         lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
         text = "\n".join(lines)
         symbols = names_in(text)
@@ -117,6 +179,16 @@ class _Emitter:
                 f"pointers[{list(self.pointers).index(buffer)}];"
             )
         return CppSource("\n".join([*head, text]) + "\n", tuple(self.pointers), symbols)
+
+    def _ends(self) -> list[str]:
+        """Where this item's loops over columns end."""
+        lines = []
+        sizes = {v.id: v.size for v in self.kernel.columns}
+        for v, index in self.ends.items():
+            end, name = index_text(index, lambda v: f"i{v.id}", lambda e: ""), f"end{v}"
+            lines.append(f"int64_t {name} = {end};")
+            lines.append(f"{name} = {name} < 0 ? 0 : {name} < {sizes[v]} ? {name} : {sizes[v]};")
+        return lines
 
     # --- kernels with columns ---------------------------------------------------------------------
 
@@ -185,8 +257,16 @@ class _Emitter:
         elif self.shape.tile is not None:
             self.loops.vector(loops, lambda: self._tiled(nests))
         else:
-            self.loops.vector(loops, lambda: self._inner(nests), bool(reductions))
+            parts = [(one, partial(self._in_segment, one, nests)) for one in self.segments]
+            self.loops.vector(loops, lambda: self._inner(nests), bool(reductions), parts)
         self._finish(reductions)
+
+    def _in_segment(self, segment: Segment, nests: Sequence[LoopNest]) -> None:
+        """The body of a pass, as it is in a segment."""
+        names = [nest.buffer for nest in nests]
+        self.start = segment.start
+        self._inner([nest for nest in segment.nests if nest.buffer in names])
+        self.start = 0
 
     def _tiled(self, nests: Sequence[LoopNest]) -> None:
         """At one vector: transpose what lies across into tiles, then go down the tile."""
@@ -246,7 +326,7 @@ class _Emitter:
                 w.store(self.place(nest.buffer), nest.index, value)
             w.forwarded[nest.buffer] = Name(value.text, value.vector, len(w.scopes) - 1)
             if nest.buffer in self.scratch:
-                place = self.scratch[nest.buffer]
+                place = self.place(nest.buffer)
                 assert place.index is not None
                 w.store(place, place.index, value)
 
@@ -254,11 +334,12 @@ class _Emitter:
         """The choices among loads that are a choice among pointers; those not made yet."""
         if self.shape.vector is None:
             return {}
-        if nest.buffer not in self.picks:
+        key = (nest.buffer, self.start)
+        if key not in self.picks:
             inside = self.kernel.writes()
             outside = {name: b for name, b in self.buffers.items() if name not in inside}
-            self.picks[nest.buffer] = find_picks(nest.values, self.shape.vector, outside)
-        found = self.picks[nest.buffer]
+            self.picks[key] = find_picks(nest.values, self.shape.vector, outside)
+        found = self.picks[key]
         return {uid: pick for uid, pick in found.items() if uid not in self.writer.memo}
 
     # --- values that a later pass reads again -----------------------------------------------------

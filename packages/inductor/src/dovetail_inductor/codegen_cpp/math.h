@@ -16,16 +16,16 @@ namespace dovetail_simd {
       else return __builtin_##function(v, w);                                                     \
     });                                                                                           \
   }
-DV_LIBRARY(log10_, log10) DV_LIBRARY(tan_, tan) DV_LIBRARY(asin_, asin) DV_LIBRARY(acos_, acos)
-DV_LIBRARY(atan_, atan) DV_LIBRARY(sinh_, sinh) DV_LIBRARY(cosh_, cosh)
+DV_LIBRARY(log10_, log10) DV_LIBRARY(asin_, asin) DV_LIBRARY(acos_, acos)
+DV_LIBRARY(sinh_, sinh) DV_LIBRARY(cosh_, cosh)
 DV_LIBRARY(asinh_, asinh) DV_LIBRARY(acosh_, acosh) DV_LIBRARY(atanh_, atanh)
 DV_LIBRARY(erfc_, erfc) DV_LIBRARY(lgamma_, lgamma)
-DV_LIBRARY2(atan2_, atan2) DV_LIBRARY2(hypot_, hypot) DV_LIBRARY2(nextafter_, nextafter)
 DV_LIBRARY2(float_pow, pow)
 namespace library {
 DV_LIBRARY(exp_, exp) DV_LIBRARY(exp2_, exp2) DV_LIBRARY(expm1_, expm1) DV_LIBRARY(log_, log)
 DV_LIBRARY(log2_, log2) DV_LIBRARY(log1p_, log1p) DV_LIBRARY(tanh_, tanh) DV_LIBRARY(erf_, erf)
-DV_LIBRARY(sin_, sin) DV_LIBRARY(cos_, cos)
+DV_LIBRARY(sin_, sin) DV_LIBRARY(cos_, cos) DV_LIBRARY(tan_, tan) DV_LIBRARY(atan_, atan)
+DV_LIBRARY2(atan2_, atan2) DV_LIBRARY2(hypot_, hypot)
 }  // namespace library
 
 // Coefficients from the highest power down.
@@ -62,7 +62,32 @@ template <class X> DV X vector_exp_(X x) {
   X r = fma_(n, full<X>(2.12194440e-4f), fma_(n, full<X>(-0.693359375f), y));
   return scale(exp_series(r), n);
 }
-DV_FLOAT_FUNCTION(exp_)
+// The same for double, whose integers are made by way of a number of which they are the low bits.
+template <class X> DV X double_exp(X x) {
+  X y = sel(mask(x < -746.), full<X>(-746.), x);
+  y = sel(mask(y > 710.), full<X>(710.), y);
+  X n = round_(y * 1.4426950408889634);
+  X r = fma_(n, full<X>(-1.90821492927058770002e-10), fma_(n, full<X>(-6.93147180369123816490e-1), y));
+  constexpr double terms[] = {1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320,
+                              1. / 5040, 1. / 720, 1. / 120, 1. / 24, 1. / 6, 0.5, 1., 1.};
+  X p = full<X>(1. / 6227020800);
+  for (double term : terms) p = fma_(p, r, full<X>(term));
+  const double low = 6755399441055744.;  // 1.5 * 2^52
+  X half = round_(n * 0.5 - 0.25);  // rounded down, or to nearest
+  auto i = bits<like<int64_t, X>>(half + low), j = bits<like<int64_t, X>>(n - half + low);
+  return p * bits<X>((i + 1023) << 52) * bits<X>((j + 1023) << 52);
+}
+template <class X> DV X exp_(X x) {
+  if constexpr (sizeof(E<X>) == 8) {
+#ifdef __FMA__
+    if constexpr (is_scalar<X>) return double_exp(full<V<double, 2>>(x))[0];
+    else return double_exp(x);
+#else
+    return library::exp_(x);
+#endif
+  } else if constexpr (is_scalar<X>) return vector_exp_(full<V<float, 4>>(x))[0];
+  else return vector_exp_(x);
+}
 template <class X> DV X vector_exp2_(X x) {
   X y = sel(mask(x < -152.f), full<X>(-152.f), x);
   y = sel(mask(y > 129.f), full<X>(129.f), y);
@@ -182,6 +207,66 @@ template <class X> DV X vector_cos_(X x) {
   return sine(x, 1);
 }
 DV_FLOAT_FUNCTION(cos_)
+template <class X> DV X vector_tan_(X x) {
+  if (__builtin_expect(any(mask(fabs_(x) > 512.f)), 0)) return library::tan_(x);
+  like<int32_t, X> n;
+  X r = quarter(x, n), s = sin_series(r), c = cos_series(r);
+  auto odd = mask((n & 1) != 0);
+  return sel(mask(x == 0), x, sel(odd, 0 - c, s) / sel(odd, s, c));
+}
+DV_FLOAT_FUNCTION(tan_)
+
+// The angle of a slope y / x, of numbers that are not negative (the polynomial is Cephes').
+template <class X> DV X angle(X y, X x) {
+  auto flat = mask(y <= 0.414213562f * x), steep = mask(y > 2.41421356f * x);  // 1/8 and 3/8 of pi
+  X up = sel(steep, 0 - x, sel(flat, y, y - x)), along = sel(steep, y, sel(flat, x, y + x));
+  X t = sel(mask(y == 0), y, up / along), z = t * t;
+  X p = horner(z, full<X>(8.05374449538e-2f), -1.38776856032e-1f, 1.99777106478e-1f,
+               -3.33329491539e-1f);
+  X r = fma_(z * t, p, t);
+  X quarters = sel(steep, full<X>(2.f), sel(flat, full<X>(0.f), full<X>(1.f)));
+  return fma_(quarters, full<X>(0.785398185f), fma_(quarters, full<X>(-2.18556941e-8f), r));
+}
+template <class X> DV X vector_atan_(X x) {
+  return copysign_(angle(fabs_(x), full<X>(1.f)), x);
+}
+DV_FLOAT_FUNCTION(atan_)
+// The same of two arguments.
+#define DV_FLOAT_FUNCTION2(name)                                                                  \
+  template <class X> DV X name(X x, X y) {                                                        \
+    if constexpr (sizeof(E<X>) == 8) return library::name(x, y);                                  \
+    else if constexpr (is_scalar<X>)                                                              \
+      return vector_##name(full<V<float, 4>>(x), full<V<float, 4>>(y))[0];                        \
+    else return vector_##name(x, y);                                                              \
+  }
+template <class X> DV X vector_atan2_(X y, X x) {
+  X a = fabs_(x), b = fabs_(y);
+  auto same = mask(a == b);  // two infinities, perhaps
+  auto huge = mask((a > 1e38f) | (b > 1e38f));
+  a = sel(same, sel(mask(a == 0), a, full<X>(1.f)), sel(huge, a * 0.25f, a));
+  b = sel(same, sel(mask(b == 0), b, full<X>(1.f)), sel(huge, b * 0.25f, b));
+  X r = angle(b, a);
+  auto back = mask(bits<like<int32_t, X>>(x) < 0);
+  r = sel(back, 3.14159274f - (r + 8.74227766e-8f), r);
+  return sel(mask((x != x) | (y != y)), x + y, copysign_(r, y));
+}
+DV_FLOAT_FUNCTION2(atan2_)
+template <class X> DV X vector_hypot_(X x, X y) {  // squares of floats are exact in double
+  auto a = cast<double>(x), b = cast<double>(y);
+  X r = cast<float>(sqrt_(a * a + b * b));
+  const float inf = __builtin_inff();
+  return sel(mask((fabs_(x) == inf) | (fabs_(y) == inf)), full<X>(inf), r);
+}
+DV_FLOAT_FUNCTION2(hypot_)
+template <class X> DV X nextafter_(X x, X y) {
+  using S = typename signed_of<sizeof(E<X>)>::type;
+  auto at = bits<like<S, X>>(x), one = full<like<S, X>>((S)1);
+  auto away = mask((x < y) == (x > 0));
+  X r = bits<X>(sel(away, at + one, at - one));
+  r = sel(mask(x == 0), copysign_(bits<X>(one), y), r);
+  r = sel(mask(x == y), y, r);
+  return sel(mask((x != x) | (y != y)), x + y, r);
+}
 
 template <class X> DV X pow_(X x, X y) {
   if constexpr (is_float<E<X>>) return float_pow(x, y);

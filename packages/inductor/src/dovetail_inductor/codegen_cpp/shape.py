@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -14,16 +15,22 @@ from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple
+from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
 
+# Vectors have no fewer lanes for being along a short variable.
+LEAST_LANES = 4
 # Elements of a vectorised dimension that one work item of a pointwise kernel covers.
 BLOCK = 4096
 # A scan along fewer elements than this takes one after the other.
 SHORT_ROW = 8
 # Elements a work item should have at least; dimensions are taken into it until it does.
 ITEM_ELEMENTS = 1024
+# A variable along which most lanes of a vector would be empty, and one that has enough of them.
+SHORT_VECTOR = 2
+LONG_VECTOR = 64
 # Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
 WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
@@ -54,11 +61,17 @@ class KernelShape:
     grain: int
     unroll: int = 1  # vectors at a time in a reducing loop, each with an accumulator of its own
     tile: Var | None = None  # see `_choose_tile`
+    # Where loops over columns end before their length: a C++ value of each item.
+    ends: frozenset[int] = frozenset()
 
     @property
     def column_loops(self) -> tuple[Var, ...]:
         """The loops around that over the vectorised variable."""
         return tuple(v for v in self.loops if v is not self.vector)
+
+    def end(self, v: Var) -> int | str:
+        """Where the loop over a variable ends, as the generated text has it."""
+        return f"end{v.id}" if v.id in self.ends else v.size
 
     @property
     def tile_height(self) -> int:
@@ -79,12 +92,21 @@ def host_simd_bytes() -> int:
     return 32 if {"avx2", "fma", "f16c"} <= flags else 16
 
 
-def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
-    """Decide the loops of a kernel, for as many threads as torch uses now."""
-    vector = _choose_vector(kernel)
+def lanes_of(nests: Sequence[LoopNest], vector: Var, simd_bytes: int) -> int:
+    """How many lanes the vectors of a kernel with these nests have."""
+    lanes = simd_bytes // _widest(nests, vector)
+    while lanes > LEAST_LANES and not is_symbolic(vector.size) and 2 * vector.size <= lanes:
+        lanes //= 2
+    return lanes
+
+
+def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None) -> KernelShape:
+    """Decide the loops of a kernel, for as many threads as torch uses now; with `along`, vectors
+    are along that variable."""
+    vector = _choose_vector(kernel) if along is None else along
     lanes = 1
     if vector is not None:
-        lanes = simd_bytes // _widest(kernel, vector)
+        lanes = lanes_of(kernel.nests, vector, simd_bytes)
     by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
     cost = sum(count(n.values).cost + 1 for n in kernel.nests)
     block: int | None = None
@@ -194,6 +216,15 @@ def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
     return None
 
 
+def is_plain_along(nest: LoopNest, v: Var) -> bool:
+    """True if all that a nest reads along a variable is one element, or lies side by side."""
+    return all(
+        load.index.coefficient(v) in (0, 1, -1)
+        and not any(a.value.free >> v.id & 1 for a in load.index.indirects())
+        for load in nest.loads
+    )
+
+
 def is_transposed(load: Load, vector: Var) -> bool:
     """True for a plain load that strides along the vectorised variable."""
     if load.mask is not None or load.index.indirects():
@@ -283,15 +314,34 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
             best = (score, var)
     if best is None or best[0] <= 0:
         return None
+    if kernel.columns and not scanned and hint_of(best[1].size) <= SHORT_VECTOR:
+        long = _longest_at_strides(kernel, [index for index, _, _ in accesses], scalar_only)
+        return best[1] if long is None else long
     short = scanned and best[1] in kernel.columns and hint_of(best[1].size) < SHORT_ROW
     return None if short else best[1]
 
 
-def _widest(kernel: FusedKernel, vector: Var) -> int:
+def _longest_at_strides(
+    kernel: FusedKernel, accesses: Sequence[Index], scalar_only: int
+) -> Var | None:
+    """The longest variable along which every access goes at a stride, if it is long: of vectors
+    that are gathered from there all lanes are used, of such along a short variable few."""
+    inside = [v for v in (*kernel.rows, *kernel.columns) if not scalar_only >> v.id & 1]
+    long = max(inside, key=lambda v: hint_of(v.size), default=None)
+    if long is None or hint_of(long.size) < LONG_VECTOR:
+        return None
+    for index in accesses:
+        hidden = any(a.value.free >> long.id & 1 for a in index.indirects())
+        if hidden or index.coefficient(long) is None:
+            return None
+    return long
+
+
+def _widest(nests: Sequence[LoopNest], vector: Var) -> int:
     """Bytes of the widest lane that vector code will hold (masks are 4)."""
     widest = 4
-    inside = kernel.writes()
-    for nest in kernel.nests:
+    inside = {nest.buffer for nest in nests}
+    for nest in nests:
         for node in walk(nest.values):
             if not node.free >> vector.id & 1:
                 continue

@@ -53,24 +53,77 @@ template <class X> DV void put(void* p, X x) {
 
 DV bool mask(bool m) { return m; }
 DV bool mask(int m) { return m != 0; }
-template <class X> DV auto mask(X m) { return __builtin_convertvector(m, V<int32_t, lanes<X>>); }
+// Between bytes and int32, for which GCC 12 goes lane by lane.
+template <class X> DV V<int32_t, lanes<X>> widen_bytes(X x) {
+  constexpr bool is_signed = (E<X>)-1 < 0;
+  V<char, 16> v;  // (by way of memory, a wider read would wait for a narrow write)
+  if constexpr (sizeof x == 16) v = (V<char, 16>)x;
+  else if constexpr (sizeof x == 8) v = (V<char, 16>)V<int64_t, 2>{bits<int64_t>(x), 0};
+  else if constexpr (sizeof x == 4) v = (V<char, 16>)V<int32_t, 4>{bits<int32_t>(x), 0, 0, 0};
+#ifdef __AVX512F__
+  if constexpr (lanes<X> == 16)
+    return is_signed ? __builtin_ia32_pmovsxbd512_mask(v, V<int, 16>{}, (short)-1)
+                     : __builtin_ia32_pmovzxbd512_mask(v, V<int, 16>{}, (short)-1);
+#endif
+#ifdef __AVX2__
+  if constexpr (lanes<X> == 8)
+    return is_signed ? __builtin_ia32_pmovsxbd256(v) : __builtin_ia32_pmovzxbd256(v);
+  if constexpr (lanes<X> == 4)
+    return is_signed ? __builtin_ia32_pmovsxbd128(v) : __builtin_ia32_pmovzxbd128(v);
+#endif
+  return __builtin_convertvector(x, V<int32_t, lanes<X>>);
+}
+template <class T, class X> DV V<T, lanes<X>> low_bytes(X x) {
+#ifdef __AVX512F__
+  if constexpr (lanes<X> == 16)
+    return (V<T, 16>)__builtin_ia32_pmovdb512_mask(x, V<char, 16>{}, (short)-1);
+#endif
+#ifdef __AVX2__
+  if constexpr (lanes<X> == 8) {
+    const V<char, 32> at = {0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                            0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    auto found = (V<int, 8>)__builtin_ia32_pshufb256((V<char, 32>)x, at);
+    return (V<T, 8>)V<int32_t, 2>{found[0], found[4]};
+  }
+  if constexpr (lanes<X> == 4) {
+    const V<char, 16> at = {0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    return bits<V<T, 4>>(((V<int32_t, 4>)__builtin_ia32_pshufb128((V<char, 16>)x, at))[0]);
+  }
+#endif
+  return __builtin_convertvector(x, V<T, lanes<X>>);
+}
+template <class T, class X> DV V<T, lanes<X>> converted(X x) {
+  if constexpr (same<T, E<X>>) return x;
+  else if constexpr (sizeof(E<X>) == 1 && sizeof(T) >= 4) return converted<T>(widen_bytes(x));
+  else if constexpr (sizeof(T) == 1 && sizeof(E<X>) == 4) return low_bytes<T>(x);
+  else if constexpr (sizeof(T) == 1 && sizeof(E<X>) == 8)
+    return low_bytes<T>(converted<int32_t>(x));
+#ifdef __AVX2__
+  else if constexpr (lanes<X> == 4 && same<E<X>, int32_t> && same<T, int64_t>)
+    return (V<T, 4>)__builtin_ia32_pmovsxdq256((V<int, 4>)x);
+  else if constexpr (lanes<X> == 4 && same<E<X>, int64_t> && sizeof(T) == 4 && !is_float<T>)
+    return (V<T, 4>)__builtin_shufflevector((V<int, 8>)x, (V<int, 8>)x, 0, 2, 4, 6);
+#endif
+  else return __builtin_convertvector(x, V<T, lanes<X>>);
+}
+template <class X> DV auto mask(X m) { return converted<int32_t>(m); }
 template <int N, class T> DV auto bc(T x) {
   if constexpr (same<T, bool>) return -(int32_t)x - V<int32_t, N>{};
   else return x - V<T, N>{};
 }
 template <class X> DV X sel(bool m, X a, X b) { return m ? a : b; }
 template <class M, class X> DV X sel(M m, X a, X b) {
-  return __builtin_convertvector(m, V<typename signed_of<sizeof(E<X>)>::type, lanes<X>>) ? a : b;
+  return converted<typename signed_of<sizeof(E<X>)>::type>(m) ? a : b;
 }
 template <class T, class X> DV like<T, X> cast(X x) {
   // A float that a narrow integer does not hold gives its low bits, as eager's kernels have it.
   if constexpr (is_float<E<X>> && sizeof(T) < 4) return cast<T>(cast<int32_t>(x));
   else if constexpr (is_scalar<X>) return (T)x;
-  else return __builtin_convertvector(x, like<T, X>);
+  else return converted<T>(x);
 }
 template <class T> DV T from_mask(bool m) { return (T)m; }
 template <class T, class M> DV V<T, lanes<M>> from_mask(M m) {
-  return __builtin_convertvector(-m, V<T, lanes<M>>);
+  return converted<T>(-m);
 }
 DV bool any(bool m) { return m; }
 template <class M> DV bool any(M m) {
@@ -203,6 +256,21 @@ template <int N, class T> DV V<T, N> raw_load(const void* p) {
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
+DV uint64_t first_bytes(const void* p, int n) {  // n <= 8
+  uint64_t whole = 0;
+  uint32_t low = 0, high = 0;
+  if (n == 8) {
+    __builtin_memcpy(&whole, p, 8);
+    return whole;
+  }
+  if (n >= 4) {  // two that may overlap
+    __builtin_memcpy(&low, p, 4);
+    __builtin_memcpy(&high, (const char*)p + n - 4, 4);
+    return low | (uint64_t)high << 8 * (n - 4);
+  }
+  for (int i = 0; i < n; ++i) low |= (uint32_t)((const uint8_t*)p)[i] << 8 * i;
+  return low;
+}
 // What AVX-512 loads and stores under a mask: lanes, their type, and the instructions' names.
 #if defined(__AVX512VL__) && defined(__AVX512BW__)
 #define DV_MASKED(F)                                                                              \
@@ -220,11 +288,28 @@ template <int N, class T> DV V<T, N> raw_load_first(const void* p, int n) {
     return bits<V<T, N>>(                                                                         \
         __builtin_ia32_##load##_mask((const kind*)p, V<kind, N>{}, (1u << n) - 1));
   DV_MASKED(DV_LOAD)
-  __builtin_memcpy(&v, p, n * sizeof(T));
+#ifdef __AVX2__
+  if constexpr (N == 8 && sizeof(T) == 4)
+    return (V<T, N>)__builtin_ia32_maskloadd256((const V<int, 8>*)p, first_lanes<8>(n));
+  if constexpr (N == 4 && sizeof(T) == 4)
+    return (V<T, N>)__builtin_ia32_maskloadd((const V<int, 4>*)p, first_lanes<4>(n));
+  if constexpr (N == 4 && sizeof(T) == 8) {
+    auto m = (V<long long, 4>)converted<int64_t>(first_lanes<4>(n));
+    return (V<T, N>)__builtin_ia32_maskloadq256((const V<long long, 4>*)p, m);
+  }
+#endif
+  // (A vector that is read where narrower writes just made it would wait for them.)
+  const int bytes = n * sizeof(T);
+  if constexpr (sizeof v == 16)
+    return (V<T, N>)V<uint64_t, 2>{
+        first_bytes(p, bytes < 8 ? bytes : 8),
+        bytes > 8 ? first_bytes((const char*)p + 8, bytes - 8) : 0};
+  if constexpr (sizeof v == 8) return bits<V<T, N>>(first_bytes(p, bytes));
+  __builtin_memcpy(&v, p, bytes);
   return v;
 }
 template <class T, class Raw> DV auto widen_raw(Raw v) {
-  if constexpr (same<T, bool8>) return __builtin_convertvector(v, V<int32_t, lanes<Raw>>) != 0;
+  if constexpr (same<T, bool8>) return widen_bytes(v) > 0;
   else if constexpr (same<T, bf16>) return widen_bf16(v);
   else if constexpr (same<T, half>) return widen_half(v);
   else return v;
@@ -242,6 +327,23 @@ template <int N, class T> DV auto ldn(const T* p, int n) {
 }
 template <int N, class T, class M> DV auto ldm(const T* p, M m) {
   V<R<T>, N> v = {};
+#ifdef __AVX2__
+  if constexpr (N == 8 && sizeof(T) == 4)
+    return widen_raw<T>((V<R<T>, 8>)__builtin_ia32_maskloadd256((const V<int, 8>*)p, m));
+  if constexpr (N == 4 && sizeof(T) == 4)
+    return widen_raw<T>((V<R<T>, 4>)__builtin_ia32_maskloadd((const V<int, 4>*)p, m));
+  if constexpr (N == 4 && sizeof(T) == 8)
+    return widen_raw<T>((V<R<T>, 4>)__builtin_ia32_maskloadq256(
+        (const V<long long, 4>*)p, (V<long long, 4>)converted<int64_t>(m)));
+#endif
+#ifdef __AVX512DQ__
+  if constexpr (N == 16 && sizeof(T) == 4)
+    return widen_raw<T>((V<R<T>, 16>)__builtin_ia32_loadups512_mask(
+        (const float*)p, V<float, 16>{}, __builtin_ia32_cvtd2mask512((V<int, 16>)m)));
+  if constexpr (N == 8 && sizeof(T) == 8)
+    return widen_raw<T>((V<R<T>, 8>)__builtin_ia32_loadupd512_mask(
+        (const double*)p, V<double, 8>{}, __builtin_ia32_cvtd2mask256((V<int, 8>)m)));
+#endif
   auto raw = (const R<T>*)p;
   for (int i = 0; i < N; ++i) if (m[i]) v[i] = raw[i];
   return widen_raw<T>(v);

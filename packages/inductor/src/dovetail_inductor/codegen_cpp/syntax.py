@@ -100,6 +100,8 @@ def op_text(
 ) -> str:
     """One scalar op on operands of type `source`, all vectors or all scalars."""
     target = ARITHMETIC[dtype]
+    if op == "mul" and vector and dtype.itemsize == 1:
+        return f"mul_bytes({args[0]}, {args[1]})"
     if op in _INFIX:
         text = f"{args[0]} {_INFIX[op]} {args[1]}"
         return text if vector or dtype.is_floating_point else f"({target})({text})"

@@ -335,6 +335,27 @@ def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
     return new[root.uid]
 
 
+def assume(builder: Builder, root: Expr, condition: Expr) -> Expr:
+    """The expression where a condition holds."""
+    new: dict[int, Expr] = {condition.uid: builder.constant(True, torch.bool)}
+    for node in walk([root], new):
+        result: Expr
+        if isinstance(node, Constant):
+            result = node
+        elif isinstance(node, IndexValue | Load):
+            index = node.index.substitute(variable, lambda value: new[value.uid])
+            if isinstance(node, IndexValue):
+                result = builder.index_value(index, node.dtype)
+            else:
+                mask = None if node.mask is None else new[node.mask.uid]
+                result = builder.load(node.buffer, index, node.dtype, mask)
+        else:
+            args = [new[a.uid] for a in node.args]
+            result = builder.apply(node.op, args, node.dtype, node.attr)
+        new[node.uid] = result
+    return new[root.uid]
+
+
 def loads(roots: Iterable[Expr]) -> list[Load]:
     """Every load below `roots`."""
     return [node for node in walk(roots) if isinstance(node, Load)]

@@ -7,10 +7,10 @@ that copy is saved, and so is the one that a scatter into a few rows began with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.expr import Apply, Load, walk
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import (
@@ -22,6 +22,7 @@ from dovetail_inductor.scheduler.kernels import (
     scatters,
 )
 from dovetail_inductor.scheduler.write_over import MAKES_NEW, is_read_only_where_written
+from dovetail_inductor.scheduler.written_part import over_written_part
 
 # Integers divided by zero are an error.
 DIVISIONS = ("truncdiv", "floordiv", "remainder", "fmod")
@@ -36,8 +37,7 @@ def write_in_place(
     Needs steps in the order in which they will run.
     """
     over, accesses = scatters(graph.steps), _Accesses(graph.steps)
-    raising = any(not options.on_gpu(graph.buffers[n].device) for n in overwritten)
-    raising = raising and _may_raise(graph)
+    raising = any(_may_raise(step) for step in graph.steps)
     leaving = [o.buffer for o in graph.outputs if isinstance(o, Strided)]
     places: dict[str, str] = {}
     for source, position in overwritten.items():
@@ -49,7 +49,8 @@ def write_in_place(
             chain.append(over[chain[-1]])
         seen = sum(leaving.count(name) for name in chain)
         free = not places.keys() & set(chain) and source not in (*leaving, *places.values())
-        if raising and not options.on_gpu(graph.buffers[source].device):
+        on_gpu = options.on_gpu(graph.buffers[source].device)
+        if not (on_gpu or not raising or _fails_as_eager(graph, chain)):
             continue  # what a call that fails has begun would be seen
         if seen == 1 and free and _may_take(graph, accesses, chain[-1], source):
             places |= dict.fromkeys(chain, source)
@@ -58,6 +59,12 @@ def write_in_place(
     # What leaves has to be written by a step, be it by a copy of the input onto itself.
     inner = {name: source for name, source in places.items() if name not in leaving}
     steps = [kept for step in graph.steps if (kept := _without_copies(step, inner)) is not None]
+    steps = [
+        over_written_part(graph.builder, step, places[name])
+        if isinstance(step, FusedKernel) and (name := step.nests[0].buffer) in places
+        else step
+        for step in steps
+    ]
     return replace(graph, steps=tuple(steps)), places
 
 
@@ -107,18 +114,70 @@ def _makes_new(call: ExternCall) -> bool:
     return call.out_variant or call.op.partition(".")[0] in MAKES_NEW
 
 
-def _may_raise(graph: KernelGraph) -> bool:
+def _may_raise(step: Step) -> bool:
     """Whether a step may find fault with what it is given."""
+    return isinstance(step, ExternCall) or bool(_checks_of(step))
 
-    if any(isinstance(step, ExternCall) for step in graph.steps):
-        return True
-    nests = [nest for kernel in graph.kernels for nest in kernel.nests]
-    checked = (n for n in walk(v for nest in nests for v in nest.values) if isinstance(n, Apply))
-    whole = any(n.op in DIVISIONS and not n.dtype.is_floating_point for n in checked)
-    return whole or any(
-        nest.scatter is not None or any(load.index.indirects() for load in nest.loads)
-        for nest in nests
+
+def _checks_of(step: Step) -> frozenset[int]:
+    nests = [nest for kernel in kernels_of([step]) for nest in kernel.nests]
+    return _checks(value for nest in nests for value in nest.values)
+
+
+def _checks(values: Iterable[Expr]) -> frozenset[int]:
+    """Where a divisor may be zero, or a place out of bounds, in what is computed."""
+    return frozenset(
+        node.uid
+        for node in walk(values)
+        if isinstance(node, Apply)
+        and node.op in (*DIVISIONS, "check_index")
+        and not node.dtype.is_floating_point
     )
+
+
+def _fails_as_eager(graph: KernelGraph, chain: Sequence[str]) -> bool:
+    """Whether a call that fails leaves an input that the buffers of a `chain` are written over, the
+    last one first, as eager does.
+
+    What fails before anything is written there leaves it as it was. A scatter that comes to a place
+    out of bounds leaves what it has written by then, as it does in eager. What fails later has read
+    what was written, so that in eager, too, it comes after that; or it has places that were found
+    right before, so that it does not fail.
+    """
+    written = set(chain[:-1])  # (the last is a copy of the input onto itself)
+    passed: frozenset[int] = frozenset()  # what was checked in earlier steps
+    read: set[str] = set()  # what is computed of the new value
+    for step in graph.steps:
+        writes = bool(_written_by(step) & set(chain))
+        if writes or step.reads() & read:
+            read |= _written_by(step)
+        later = bool(read) and not step.reads() & read
+        if later and isinstance(step, ExternCall):
+            return False
+        if (writes or later) and not _checks_of(step) <= passed:
+            kernels = kernels_of([step])
+            if len(kernels) != 1 or not _only_places_fail(kernels[0], written):
+                return False
+        passed |= _checks_of(step)
+    return True
+
+
+def _written_by(step: Step) -> set[str]:
+    """The buffers that a step gives values."""
+    if isinstance(step, ExternCall):
+        return {name for name in step.outputs if name is not None}
+    return step.writes()
+
+
+def _only_places_fail(kernel: FusedKernel, written: set[str]) -> bool:
+    """Whether nothing but the places that a kernel scatters to may be wrong in it, of one scatter
+    that writes to one of the buffers `written`, or of several to the same places."""
+    scattered = [nest for nest in kernel.nests if nest.scatter is not None]
+    if not any(nest.buffer in written for nest in scattered):
+        return False
+    if _checks(nest.body for nest in kernel.nests):
+        return False
+    return len({_checks(nest.values[1:]) for nest in scattered}) == 1
 
 
 def _without_copies(step: Step, places: Mapping[str, str]) -> Step | None:

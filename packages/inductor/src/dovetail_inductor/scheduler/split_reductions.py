@@ -10,7 +10,7 @@ Variance", 1983).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,6 +19,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, mask_loads
 from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
+from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
 
@@ -37,6 +38,9 @@ class SplitRule:
     the channels of a group into the groups, and a result has more than `most_held` elements, that
     loop is cut off whole: each of its elements has a result in the first stage, and these lie side
     by side.
+
+    With `outermost`, the loop that is outermost in memory is cut, into uneven pieces if need be,
+    rather than one along which a piece reads what lies side by side.
 
     What is read twice, for a mean and for the distances from it, is read from memory once if it
     is cut into pieces of at most `kept` elements (`kept_across`, where results lie side by side),
@@ -58,9 +62,10 @@ class SplitRule:
     cache_bytes: int = 0
     short: int = 0
     most_held: int = 0
+    outermost: bool = False
 
 
-CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512)
+CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512, outermost=True)
 # An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
 GPU_RULE = SplitRule(
     132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
@@ -71,6 +76,8 @@ GPU_RULE = SplitRule(
 
 # Of one result: the second stage is to be short.
 MAX_PARTS = 256
+# Pieces of uneven reductions are multiples of so many elements: four vectors of a CPU.
+EVEN_LENGTH = 64
 MAX_ROWS = 1 << 16  # the same where pieces are rows that are in registers anyway
 
 
@@ -249,6 +256,8 @@ def _cut(
             break
         share = _divisor(v.size, -(-wanted // parts))
         if share == 1:
+            if rule.outermost and parts == 1 and v.size >= 2 * wanted:
+                break  # unevenly, rather than a loop inside of it
             continue
         big, small = Var(next_id, share), Var(next_id + 1, v.size // share)
         next_id += 2
@@ -256,7 +265,7 @@ def _cut(
         outer.append(big)
         parts *= share
     far = 2 * parts <= wanted and not keep and short is None
-    uneven = _cut_unevenly(builder, nest, wanted) if far else None
+    uneven = _cut_unevenly(builder, nest, order, wanted, rule) if far else None
     if parts == 1 or uneven is not None:
         return uneven
     indices = {v: piece_index(p) for v, p in pieces.items()}
@@ -265,12 +274,18 @@ def _cut(
     return _Cut(whole, tuple(outer), rest)
 
 
-def _cut_unevenly(builder: Builder, nest: LoopNest, wanted: int) -> _Cut | None:
-    """Pieces of equal size but for the last, whose surplus elements are masked."""
-    v = max(nest.reduce_vars, key=lambda v: v.size)
-    if nest.reduction != "sum" or v.size < 2 * wanted:
+def _cut_unevenly(
+    builder: Builder, nest: LoopNest, order: Sequence[Var], wanted: int, rule: SplitRule
+) -> _Cut | None:
+    """Pieces of equal size but for the last, whose surplus elements are masked. `order` has the
+    reduced variables, outermost in memory first."""
+    long = [v for v in order if v.size >= 2 * wanted]
+    if nest.reduction is None or not long:
         return None
+    v = long[0] if rule.outermost else max(nest.reduce_vars, key=lambda v: v.size)
     length = -(-v.size // wanted)
+    if length >= 4 * EVEN_LENGTH:  # only the last piece has elements that fill no vector
+        length = -(-length // EVEN_LENGTH) * EVEN_LENGTH
     next_id = 1 + max(w.id for w in (*nest.vars, *nest.reduce_vars))
     big, small = Var(next_id, -(-v.size // length)), Var(next_id + 1, length)
     at = variable(big) * length + variable(small)
@@ -281,8 +296,8 @@ def _cut_unevenly(builder: Builder, nest: LoopNest, wanted: int) -> _Cut | None:
     whole = replace_vars(builder, nest, pieces, indices)
     inside = builder.apply("lt", [builder.index_value(at), builder.constant(v.size, torch.int64)])
     body = mask_loads(builder, whole.body, inside)
-    zero = builder.constant(0, body.dtype)
-    whole = replace(whole, body=builder.apply("where", [inside, body, zero]))
+    neutral = builder.constant(neutral_element(nest.reduction, body.dtype), body.dtype)
+    whole = replace(whole, body=builder.apply("where", [inside, body, neutral]))
     rest = tuple(w for w in whole.reduce_vars if w is not big and w != big)
     return _Cut(whole, (big,), rest, even=False)
 

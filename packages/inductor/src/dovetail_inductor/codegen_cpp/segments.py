@@ -1,0 +1,188 @@
+"""The vectorised loop in segments within which no comparison of its index changes.
+
+An element of a concatenation, of a rotation or of a padded row is one value before a place and
+another from there on. Computed in one loop, every element is asked where it lies, for every part,
+and reads are masked. In a loop for each segment nothing is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from dovetail_inductor.loop_ir.expr import (
+    Apply,
+    Builder,
+    Constant,
+    Expr,
+    IndexValue,
+    Load,
+    walk,
+)
+from dovetail_inductor.loop_ir.handlers import count
+from dovetail_inductor.loop_ir.index import Index, Indirect, Var, variable
+from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.simpler import place_of
+from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.scheduler.kernels import FusedKernel
+
+MOST_SEGMENTS = 9
+# On average a segment fills at least one vector.
+LEAST_LENGTH = 8
+# What all segments compute, in additions: the text grows with it.
+MOST_COST = 800
+# First positions at which the other side of a comparison begins.
+_BOUNDARY = {"lt": 0, "ge": 0, "le": 1, "gt": 1}
+_EXTREMES = {"maximum": "ge", "minimum": "le"}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The part of a loop from `start` on, and the nests as they are there; `var` counts from 0."""
+
+    start: int
+    var: Var
+    nests: tuple[LoopNest, ...]
+
+
+def segments_of(builder: Builder, kernel: FusedKernel, v: Var) -> tuple[Segment, ...]:
+    """The segments of the loop over `v`; none where there would be too many or too short ones, or
+    the kernel has a form that takes its loops whole."""
+    if is_symbolic(v.size) or any(
+        nest.scatter is not None or nest.scan is not None or nest.reduction in ("argmax", "argmin")
+        for nest in kernel.nests
+    ):
+        return ()
+    whole = Segment(0, v, kernel.nests)
+    if not _cuts(whole):
+        return ()
+    open_, found = [whole], []
+    while open_:
+        one = open_.pop()
+        cuts = _cuts(one)
+        if not cuts:
+            found.append(one)
+            continue
+        bounds = [0, *cuts, one.var.size]
+        parts = [_part(builder, one, a, b) for a, b in pairwise(bounds)]
+        open_ += reversed(parts)
+        if len(open_) + len(found) > MOST_SEGMENTS:
+            return ()
+    cost = sum(count(nest.values).cost + 1 for one in found for nest in one.nests)
+    if v.size < LEAST_LENGTH * len(found) or cost > MOST_COST:
+        return ()
+    return tuple(found)
+
+
+def _cuts(segment: Segment) -> list[int]:
+    """The places within a segment at which a comparison changes, in order."""
+    v, found = segment.var, set()
+    for op, place, bound in _comparisons(segment.nests):
+        if len(place.terms) != 1 or is_symbolic(place.const):
+            continue
+        atom, step = place.terms[0]
+        if not isinstance(atom, Var) or atom.id != v.id or step not in (1, -1):
+            continue
+        # (v + c < b) changes at b - c; (c - v < b), which is (v > c - b), at c - b + 1.
+        at = (bound - place.const) * step + _BOUNDARY[op] * step + (step < 0)
+        if 0 < at < v.size:
+            found.add(at)
+    return sorted(found)
+
+
+def _comparisons(nests: Sequence[LoopNest]) -> Iterator[tuple[str, Index, int]]:
+    """Places compared with numbers."""
+    for node in walk(value for nest in nests for value in nest.values):
+        if not isinstance(node, Apply):
+            continue
+        op = "ge" if node.op in ("abs", "relu") else _EXTREMES.get(node.op, node.op)
+        if op not in _BOUNDARY or node.args[0].dtype is not torch.int64:
+            continue
+        place = place_of(node.args[0])
+        bound = node.args[1] if len(node.args) > 1 else None
+        if place is None or not (bound is None or isinstance(bound, Constant)):
+            continue
+        yield op, place, 0 if bound is None else int(bound.value)
+
+
+def _part(builder: Builder, segment: Segment, start: int, end: int) -> Segment:
+    """A part of a segment, with what is settled there folded."""
+    part = Var(segment.var.id, end - start)
+    nests = tuple(_placed(builder, nest, segment.var, part, start) for nest in segment.nests)
+    return Segment(segment.start + start, part, nests)
+
+
+def _placed(builder: Builder, nest: LoopNest, old: Var, part: Var, start: int) -> LoopNest:
+    new: dict[int, Expr] = {}
+
+    def at(v: Var) -> Index:
+        return variable(part) + start if v.id == old.id else variable(v)
+
+    def index_of(index: Index) -> Index:
+        moved = index.substitute(at, lambda value: new[value.uid])
+        plain = Index(moved.const, ())
+        for atom, step in moved.terms:
+            known = place_of(atom.value) if isinstance(atom, Indirect) else None
+            if known is not None:
+                plain = plain + known * step
+            else:
+                plain = plain + Index(0, ((atom, step),))
+        return plain
+
+    for node in walk(nest.values):
+        result: Expr
+        if isinstance(node, Constant):
+            result = node
+        elif isinstance(node, IndexValue):
+            result = builder.index_value(index_of(node.index), node.dtype)
+        elif isinstance(node, Load):
+            mask = None if node.mask is None else new[node.mask.uid]
+            result = builder.load(node.buffer, index_of(node.index), node.dtype, mask)
+        else:
+            result = _settled(builder, node, [new[a.uid] for a in node.args])
+        new[node.uid] = result
+    return replace(nest, body=new[nest.body.uid], index=index_of(nest.index))
+
+
+def _settled(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
+    """An operation; of places, what it is throughout a segment."""
+    first = args[0]
+    if first.dtype is torch.int64:
+        place = place_of(first)
+        if place is not None:
+            first = builder.index_value(place)
+            args = [first, *args[1:]]
+            if node.op == "check_index" and _holds(builder, first, "ge", 0):
+                if _holds(builder, first, "lt", node.attr):
+                    return first
+            positive = _truth(builder, first, "ge", 0)
+            if node.op == "abs" and positive is not None:
+                return first if positive else builder.index_value(place * -1)
+            if node.op == "relu" and positive is not None:
+                return first if positive else builder.constant(0, torch.int64)
+            bound = args[1] if len(args) > 1 else None
+            if node.op in _EXTREMES and isinstance(bound, Constant):
+                truth = _truth(builder, first, _EXTREMES[node.op], int(bound.value))
+                if truth is not None:
+                    return first if truth else bound
+    made = builder.apply(node.op, args, node.dtype, node.attr)
+    if node.dtype is torch.int64 and node.op in ("add", "sub", "neg"):
+        place = place_of(made)
+        return made if place is None else builder.index_value(place)
+    return made
+
+
+def _truth(builder: Builder, place: Expr, op: str, bound: int) -> bool | None:
+    """A comparison's truth, if it is the same for all values of the loops."""
+    found = builder.apply(op, [place, builder.constant(bound, torch.int64)])
+    return bool(found.value) if isinstance(found, Constant) else None
+
+
+def _holds(builder: Builder, place: Expr, op: str, bound: int) -> bool:
+    return _truth(builder, place, op, bound) is True
+
+
+__all__ = ["Segment", "segments_of"]
