@@ -70,6 +70,14 @@ def test_a_gradient_beside_the_elements_as_integers() -> None:
         torch.testing.assert_close(got, expected)
 
 
+def test_the_same_input_twice() -> None:
+    def function(x: Tensor, same: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        same.abs_()
+        return y.data, x[0]
+
+    check(function, [_X, _X, _X.view(torch.int32)])
+
+
 def _strided_integers(x: Tensor) -> tuple[Tensor, ...]:
     x.view(torch.int32).as_strided((3, 2), (1, 3), 2).add_(1)
     return (x * 1,)

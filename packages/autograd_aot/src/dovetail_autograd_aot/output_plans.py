@@ -127,6 +127,8 @@ def _plan_tensor(
         given = (*inputs.members.get(storage.primal, ()), storage.primal)
         # First what autograd has it for a view of: others may lie in the same place.
         for index in sorted(given, key=lambda i: value._base is not seen_base(inputs.primals[i])):
+            if index != storage.primal and index not in inputs.chains:
+                continue  # (the very tensor of another member)
             start = inputs.chains.get(index, ())
             chain = track.chain
             if chain[: len(start)] == start:
