@@ -158,7 +158,7 @@ def observe(call: Callable[..., Any], function: Any, arguments: tuple[Any, ...])
     """Run a call and note what can be seen of it. `function.world`, where set, is a dictionary
     that the function changes."""
     printed, result, error = io.StringIO(), None, None
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # (torch.manual_seed notes its stack for a GPU to come)
     with contextlib.redirect_stdout(printed):
         try:
             result = call(*arguments)

@@ -85,19 +85,28 @@ _OPERATORS = {
 _SYMBOL = re.compile(r"\b[a-z]\d+\b")
 
 
+def _is_closed(arg: FloatLike) -> bool:
+    if isinstance(arg, FloatExpr):
+        return arg.closed
+    return isinstance(arg, (int, float)) or not arg.free_symbols()
+
+
 @dataclass(frozen=True)
 class FloatExpr:
     """`op(*args)`, a float (or, for comparisons, a bool). `parts` counts the operations and
-    operands in it. Zeros of either sign are equal, but not the same operand."""
+    operands in it; `closed` is where it holds no symbol. Zeros of either sign are equal, but not
+    the same operand."""
 
     op: str
     args: tuple[FloatLike, ...]
     parts: int = field(init=False, compare=False, repr=False)
+    closed: bool = field(init=False, compare=False, repr=False)
     _below_zero: tuple[bool, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         below = (arg.parts if isinstance(arg, FloatExpr) else 1 for arg in self.args)
         object.__setattr__(self, "parts", 1 + sum(below))
+        object.__setattr__(self, "closed", all(_is_closed(arg) for arg in self.args))
         signs = (isinstance(arg, float) and math.copysign(1.0, arg) < 0 for arg in self.args)
         object.__setattr__(self, "_below_zero", tuple(signs))
 
@@ -127,7 +136,7 @@ class FloatExpr:
                 arg = one(arg)
             args.append(arg)
         made = FloatExpr(self.op, tuple(args))
-        return made if made.free_symbols() else made.evaluate({})
+        return made.evaluate({}) if made.closed else made
 
     def input_name(self) -> str | None:
         """The symbol, if this is a float input itself."""

@@ -17,10 +17,11 @@ from dovetail_guards.expr import Expr, IntLike, as_expr, content, of_terms, prin
 class BoolExpr:
     """A relation: `kind` is true, false, eq or le (`args[0]` compared with 0), and, or, not."""
 
-    __slots__ = ("args", "kind")
+    __slots__ = ("_symbols", "args", "kind")
 
     kind: str
     args: tuple[Any, ...]
+    _symbols: frozenset[str]
 
     @property
     def value(self) -> bool | None:
@@ -29,7 +30,7 @@ class BoolExpr:
 
     def free_symbols(self) -> frozenset[str]:
         """Names of all symbols in it."""
-        return frozenset().union(*(arg.free_symbols() for arg in self.args))
+        return self._symbols
 
     def evaluate(self, values: Mapping[str, int]) -> bool:
         """The truth value for given symbols."""
@@ -89,8 +90,10 @@ _bools: dict[Any, BoolExpr] = {}
 def _bool(kind: str, args: tuple[Any, ...] = ()) -> BoolExpr:
     found = _bools.get((kind, args))
     if found is None:
-        found = _bools[kind, args] = BoolExpr()
+        found = BoolExpr()
+        found._symbols = frozenset().union(*(arg.free_symbols() for arg in args))
         found.kind, found.args = kind, args
+        _bools[kind, args] = found
     return found
 
 
