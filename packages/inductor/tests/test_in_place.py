@@ -279,3 +279,12 @@ def test_rows_that_are_written_as_they_were(options: InductorOptions | None) -> 
         return torch.slice_scatter(x, x[:2], 0, 0, 2), y * 2
 
     check(fn, (torch.randn(4, 4), torch.randn(3)), {0: 0}, [0], options)
+
+
+@pytest.mark.parametrize("how", ["sum", "prod", "amax", "amin"])
+def test_reductions_at_places_are_made_where_the_input_lies(how: str) -> None:
+    def fn(x: Tensor, at: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        return (x.scatter_reduce(0, at, s, how),)
+
+    plan = check(fn, (torch.randn(70), torch.randint(0, 70, (90,)), torch.randn(90)), {0: 0}, (0,))
+    assert len(plan.kernels) == 1, "no copy before, and none after"

@@ -102,7 +102,7 @@ def _in_segments(
         shape = choose_shape(kernel, simd_bytes, v)
         if shape.tile is not None:
             return choose_shape(kernel, simd_bytes), ()
-    lanes = min(lanes_of(one.nests, v, simd_bytes) for one in found)
+    lanes = min(lanes_of(one.nests, one.var, v.size, simd_bytes) for one in found)
     return replace(shape, lanes=lanes), found
 
 
@@ -264,9 +264,9 @@ class _Emitter:
     def _in_segment(self, segment: Segment, nests: Sequence[LoopNest]) -> None:
         """The body of a pass, as it is in a segment."""
         names = [nest.buffer for nest in nests]
-        self.start = segment.start
+        self.start, self.writer.vector = segment.start, segment.var
         self._inner([nest for nest in segment.nests if nest.buffer in names])
-        self.start = 0
+        self.start, self.writer.vector = 0, self.shape.vector
 
     def _tiled(self, nests: Sequence[LoopNest]) -> None:
         """At one vector: transpose what lies across into tiles, then go down the tile."""
@@ -332,13 +332,13 @@ class _Emitter:
 
     def _picks(self, nest: LoopNest) -> dict[int, Pick]:
         """The choices among loads that are a choice among pointers; those not made yet."""
-        if self.shape.vector is None:
+        if self.writer.vector is None:
             return {}
         key = (nest.buffer, self.start)
         if key not in self.picks:
             inside = self.kernel.writes()
             outside = {name: b for name, b in self.buffers.items() if name not in inside}
-            self.picks[key] = find_picks(nest.values, self.shape.vector, outside)
+            self.picks[key] = find_picks(nest.values, self.writer.vector, outside)
         found = self.picks[key]
         return {uid: pick for uid, pick in found.items() if uid not in self.writer.memo}
 

@@ -92,10 +92,10 @@ def host_simd_bytes() -> int:
     return 32 if {"avx2", "fma", "f16c"} <= flags else 16
 
 
-def lanes_of(nests: Sequence[LoopNest], vector: Var, simd_bytes: int) -> int:
-    """How many lanes the vectors of a kernel with these nests have."""
+def lanes_of(nests: Sequence[LoopNest], vector: Var, length: int, simd_bytes: int) -> int:
+    """How many lanes the vectors of a kernel with these nests have, along a loop of this length."""
     lanes = simd_bytes // _widest(nests, vector)
-    while lanes > LEAST_LANES and not is_symbolic(vector.size) and 2 * vector.size <= lanes:
+    while lanes > LEAST_LANES and not is_symbolic(length) and 2 * length <= lanes:
         lanes //= 2
     return lanes
 
@@ -106,7 +106,7 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None)
     vector = _choose_vector(kernel) if along is None else along
     lanes = 1
     if vector is not None:
-        lanes = lanes_of(kernel.nests, vector, simd_bytes)
+        lanes = lanes_of(kernel.nests, vector, vector.size, simd_bytes)
     by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
     cost = sum(count(n.values).cost + 1 for n in kernel.nests)
     block: int | None = None

@@ -93,7 +93,10 @@ def _reduce(
     b = ctx.builder
     shape, point = points
     target = Target(ctx, value, reduction.combine)
-    target.begin(lambda indices: reduction.held(ctx.load(base, indices)))
+    if reduction.by_bits:
+        target.begin(lambda indices: reduction.held(ctx.load(base, indices)))
+    else:
+        target.begin_as(base, node)
     if not include_self:
         target.put(shape, "store", lambda indices: (point(indices)[0], reduction.nothing()))
 
@@ -103,6 +106,8 @@ def _reduce(
 
     target.put(shape, reduction.combine, held)
     total = target.held
+    if name != "mean" and not reduction.negated:
+        return target.result()
     if name != "mean":
 
         def reduced(indices: Indices, mask: Expr | None) -> Expr:
