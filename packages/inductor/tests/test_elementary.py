@@ -38,7 +38,7 @@ def ulps(got, exact):
     return ((got.double() - exact).abs() / unit)[finite].max().item()
 
 
-@pytest.mark.parametrize(("name", "most"), [("tan", 3.5), ("atan", 2.5), ("exp", 1.5)])
+@pytest.mark.parametrize(("name", "most"), [("tan", 0.8), ("atan", 0.55), ("exp", 1.5)])
 def test_one_argument(name, most):
     fn = getattr(torch, name)
     for x in (many(), ENDS):
@@ -48,7 +48,7 @@ def test_one_argument(name, most):
         assert torch.equal(got.isnan() | got.signbit(), got.isnan() | fn(x).signbit())
 
 
-@pytest.mark.parametrize(("name", "most"), [("atan2", 2.5), ("hypot", 0.51)])
+@pytest.mark.parametrize(("name", "most"), [("atan2", 0.55), ("hypot", 0.51)])
 def test_two_arguments(name, most):
     fn = getattr(torch, name)
     for x, y in ((many(), many().flip(0)), PAIRS.unbind(1)):

@@ -101,8 +101,10 @@ template <class T, class X> DV V<T, lanes<X>> converted(X x) {
 #ifdef __AVX2__
   else if constexpr (lanes<X> == 4 && same<E<X>, int32_t> && same<T, int64_t>)
     return (V<T, 4>)__builtin_ia32_pmovsxdq256((V<int, 4>)x);
-  else if constexpr (lanes<X> == 4 && same<E<X>, int64_t> && sizeof(T) == 4 && !is_float<T>)
-    return (V<T, 4>)__builtin_shufflevector((V<int, 8>)x, (V<int, 8>)x, 0, 2, 4, 6);
+  else if constexpr (lanes<X> == 4 && same<E<X>, int64_t> && sizeof(T) == 4 && !is_float<T>) {
+    auto low = __builtin_shuffle((V<int, 8>)x, V<int, 8>{0, 2, 4, 6, 0, 2, 4, 6});
+    return (V<T, 4>)V<int, 4>{low[0], low[1], low[2], low[3]};
+  }
 #endif
   else return __builtin_convertvector(x, V<T, lanes<X>>);
 }
