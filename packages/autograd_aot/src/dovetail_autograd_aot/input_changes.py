@@ -120,8 +120,7 @@ def _mutated(
         elif not all(grad_mode for _, grad_mode in steps):
             why = "changes its shape in place under no_grad"
         if why:
-            why = f"input {index} requires grad, is written to and {why}"
-            raise refusal(why, trace.tracer.reshapers[id(primal)])
+            raise TraceError(f"input {index} requires grad, is written to and {why}")
         found = replace(found, reshaped=True)
     return found
 
