@@ -282,9 +282,13 @@ LEFT = {
 @pytest.mark.parametrize("table", TABLES)
 def test_what_reads_no_saved_values_is_differentiable_after_all_else_is_freed(name, table):
     function, output, asked, freed = LEFT[name]
-    inputs = [torch.arange(1.0, 4.0).requires_grad_() for _ in range(2)]
+    inputs, log = [torch.arange(1.0, 4.0).requires_grad_() for _ in range(2)], AotLog()
     run = aot_compile(
-        as_graph(function, 2), inputs, forward_compiler=run_fx, decompositions=TABLES[table]
+        as_graph(function, 2),
+        inputs,
+        forward_compiler=run_fx,
+        decompositions=TABLES[table],
+        log=log,
     )
     found = []
     for call in (function, run):
@@ -299,3 +303,4 @@ def test_what_reads_no_saved_values_is_differentiable_after_all_else_is_freed(na
             torch.autograd.grad(results[0].sum(), inputs[freed])
         found.append([first.detach(), second])
     same_answers(*found)
+    assert sum(log.replays.values()) == 1 and "ways that read nothing saved" in str(log.replays)

@@ -260,6 +260,7 @@ class TrainingFunction:
     ) -> tuple[Any, ...]:
         """The gradients, differentiable, of ways that read nothing that was saved, of a graph that
         is freed but for those: by the operators of their graph."""
+        self._double.log.note_replay("of ways that read nothing saved, after all else is freed")
         missing = _missing(found)
         graph, takes = self._lazy.graph(missing, passage.unasked)
         shapes = ctx.shapes if self._tangents.kept else {}

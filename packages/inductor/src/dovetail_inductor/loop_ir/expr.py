@@ -6,7 +6,7 @@ one node and `is` is equality. The order of `uid`s is a valid order of computati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import frexp
 
@@ -281,15 +281,16 @@ def rename(
     roots: Sequence[Expr],
     variables: Callable[[Var], Index],
     element: Callable[[Load, Index, Expr | None], Expr] | None = None,
+    known: Mapping[int, Expr] | None = None,
 ) -> list[Expr]:
     """The expressions with every loop variable replaced, and every load by what `element` makes of
-    it, its index and its mask."""
-    new: dict[int, Expr] = {}
+    it, its index and its mask; those whose uids are `known`, by what is known of them."""
+    new: dict[int, Expr] = dict(known or {})
 
     def index_of(index: Index) -> Index:
         return index.substitute(variables, lambda value: new[value.uid])
 
-    for node in walk(roots):
+    for node in walk(roots, new):
         result: Expr
         same = node.free == 0 and not node.args and not (element and isinstance(node, Load))
         if isinstance(node, Constant) or same:
@@ -337,23 +338,8 @@ def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
 
 def assume(builder: Builder, root: Expr, condition: Expr) -> Expr:
     """The expression where a condition holds."""
-    new: dict[int, Expr] = {condition.uid: builder.constant(True, torch.bool)}
-    for node in walk([root], new):
-        result: Expr
-        if isinstance(node, Constant):
-            result = node
-        elif isinstance(node, IndexValue | Load):
-            index = node.index.substitute(variable, lambda value: new[value.uid])
-            if isinstance(node, IndexValue):
-                result = builder.index_value(index, node.dtype)
-            else:
-                mask = None if node.mask is None else new[node.mask.uid]
-                result = builder.load(node.buffer, index, node.dtype, mask)
-        else:
-            args = [new[a.uid] for a in node.args]
-            result = builder.apply(node.op, args, node.dtype, node.attr)
-        new[node.uid] = result
-    return new[root.uid]
+    known = {condition.uid: builder.constant(True, torch.bool)}
+    return rename(builder, [root], variable, known=known)[0]
 
 
 def loads(roots: Iterable[Expr]) -> list[Load]:
