@@ -196,3 +196,25 @@ def test_decoding() -> None:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_decoding_on_a_gpu(mode: str) -> None:
     check_decoding("cuda", mode)
+
+
+@pytest.mark.parametrize("computed", [lambda x: (x + x).abs(), lambda x: (x * 3 - 1).sin() * 2])
+def test_what_a_part_before_a_break_took_is_written_to_by_the_next(computed: Any) -> None:
+    """Eager keeps a sum, and not what it is of."""
+
+    def function(leaf: Tensor) -> Tensor:
+        x = leaf * 1.5
+        print(end="")  # a break
+        y = computed(x)
+        print(end="")  # a break
+        x.neg_()
+        return y + x
+
+    compiled = dovetail.compile(function)
+    results = []
+    for call in (function, compiled):
+        leaf = torch.linspace(-2, 2, 12).requires_grad_()
+        result = call(leaf)
+        result.sum().backward()
+        results.append((result.detach(), leaf.grad))
+    torch.testing.assert_close(results[1], results[0])

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, run_fx
-from dovetail_autograd_aot import aot_compile
+from dovetail_autograd_aot import aot_compile, min_cut_partition, trace_joint
+from torch.utils.checkpoint import checkpoint
 
 # Eager keeps their results, and not what they are computed from.
 KEEPING_RESULTS = {
@@ -153,3 +154,54 @@ def test_what_is_read_from_an_inputs_storage_may_not_be_written_to():
         v.mul_(5)
         with pytest.raises(RuntimeError, match="modified"):
             torch.autograd.grad(result.sum(), x, create_graph=True)
+
+
+NOT_KEPT = {  # inputs, but what is computed from them
+    "a sum": lambda x, w: (x + x).abs(),
+    "a multiple": lambda x, w: (x * 2).sin() * w,
+    "deviations": lambda x, w: (x - x.mean(0)).square(),
+    "a row and all": lambda x, w: (x[0] * 3 + w * 2).cos(),
+    "halves": lambda x, w: (x.float() * 0.5).sin().double() + w,
+    "a view": lambda x, w: (x.t() + 1).square(),
+    "a copy": lambda x, w: x.clone().square(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ["aten", "core"])
+@pytest.mark.parametrize("name", NOT_KEPT)
+def test_an_input_that_eager_does_not_keep_may_be_written_to(name, table):
+    def function(x, w):
+        return (NOT_KEPT[name](x, w),)
+
+    run = compiled(function, table)
+    for kind, place in itertools.product(("first", "again after"), ("x", "w")):
+        eager = gradients(kind, function, place)
+        if not isinstance(eager, str):
+            same(gradients(kind, run, place), eager)
+    assert not isinstance(gradients("first", function, "x"), str)
+
+
+def test_what_is_saved_of_an_input_that_eager_does_not_keep():
+    """A copy of it if that is smaller than what eager keeps; of parameters none; all that eager
+    keeps, and regions that run again, itself."""
+
+    def parts(function, *inputs):
+        graph = as_graph(lambda *given: (function(*given),), len(inputs))
+        return min_cut_partition(trace_joint(graph, inputs, decompositions=TABLES["core"]))
+
+    row, rows = torch.rand(8), torch.rand(4, 8)
+    small = parts(lambda x, w: (x + w).sin(), row.requires_grad_(), rows)
+    assert small.saved_primals == () and small.saved_bytes == rows.nbytes  # (of the sum)
+    small = parts(lambda x: (x.expand(4, 8) + 1).sin(), row)
+    assert small.saved_primals == () and small.saved_bytes == row.nbytes
+    large = parts(lambda x: (x.half() + 1).sin(), rows.requires_grad_())
+    assert large.saved_primals == () and large.saved_bytes == rows.nbytes // 2
+    parameter = torch.nn.Parameter(rows.detach())
+    assert parts(lambda x: (x + 1).sin(), parameter).saved_primals == (0,)
+    assert parts(lambda x: x.sin(), rows).saved_primals == (0,)
+
+    def region(x):
+        return checkpoint(lambda v: (v + 1).sin().exp(), x, use_reentrant=False)
+
+    held = parts(region, rows)
+    assert held.saved_primals == (0,) and held.saved_bytes == 0

@@ -51,8 +51,8 @@ def forward_graph(joint: JointGraph, roles: Roles, saved: list[Node]) -> GraphMo
     results = []
     for i, node in enumerate(outputs):
         result = env[node] if isinstance(node, Node) else node
-        if i >= len(roles.forward_outputs) and node in roles.mutated:
-            # The input is about to be overwritten: the backward needs its old contents.
+        if i >= len(roles.forward_outputs) and node in roles.copied:
+            # The input will be overwritten, or may be: the backward needs these contents.
             result = graph.call_function(aten.clone.default, (result,), _AS_IT_LIES)
             result.meta.update(_meta_of_copy(node))
         results.append(result)
@@ -86,7 +86,7 @@ def backward_graph(
     laid_out_anew: set[Node] = set()
     for node in (*saved_primals, *saved_values, *roles.tangents):
         placeholder = graph.placeholder(node.name)
-        copied = node in roles.mutated
+        copied = node in roles.copied
         placeholder.meta.update(_meta_of_copy(node) if copied else node.meta)
         if node in own:
             placeholder.meta["owned"] = True

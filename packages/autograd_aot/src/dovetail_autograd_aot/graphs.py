@@ -324,6 +324,11 @@ GIVEN_WITH = "given_with"
 value, a gradient, to be there at all."""
 
 
+STATIC = "static"
+"""Metadata of a placeholder: it is a parameter or buffer of a module (or, in a joint graph, a
+tensor that the captured graph held)."""
+
+
 ASKED_BY_BACKWARD = "asked_by_backward"
 """Metadata of a node that the backward computes in eager, be it that the forward does, too."""
 

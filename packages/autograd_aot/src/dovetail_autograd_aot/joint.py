@@ -32,6 +32,7 @@ from dovetail_autograd_aot.engine import trace_settings
 from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.gradient_points import gradient_points, through_others
 from dovetail_autograd_aot.graphs import (
+    STATIC,
     GradientPoint,
     JointGraph,
     MovedInput,
@@ -46,6 +47,7 @@ from dovetail_autograd_aot.inputs import (
     base_of,
     place_in,
     snapshot,
+    static_inputs,
     storage_key,
     symbolic_values,
     symbols_of,
@@ -248,12 +250,15 @@ class JointTrace:
             )
         # Placeholders first, then the nodes that read their sizes.
         symbols = symbolic_values(self.gm)
+        static = static_inputs(self.gm, self.examples[: self.num_examples])
         for position, name in enumerate(names):
             node = self.graph.placeholder(str(name))
             symbolic = symbols.get(position)
             if isinstance(self.examples[position], Tensor):
                 source = self.examples[position] if symbolic is None else symbolic
                 node.meta["val"] = snapshot(source)
+                if position in static:
+                    node.meta[STATIC] = True
             else:
                 if symbolic is not None:
                     self.examples[position] = symbolic

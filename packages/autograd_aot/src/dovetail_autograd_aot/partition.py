@@ -21,7 +21,6 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.cut_graphs import backward_graph, forward_graph
 from dovetail_autograd_aot.graphs import (
-    ASKED_BY_BACKWARD,
     JointGraph,
     PartitionedGraph,
     SavedAlias,
@@ -36,14 +35,10 @@ aten = torch.ops.aten
 
 Partitioner = Callable[[JointGraph], PartitionedGraph]
 
-# What the forward returns counts for so much less among what may be saved.
-RETURNED_DISCOUNT = 8
-# A rate or a count is written to between steps, where eager has kept what it computed from it: a
-# number among the inputs is no cheaper to save than some numbers that are computed from it.
-NUMBER_COST = 64
-# An input is almost free; even more so is what the caller gets, if eager keeps that instead.
-INPUT_COST = 2
-KEPT_COST = 1
+# What the forward returns counts for so much less, or for so much, among what may be saved.
+DISCOUNT = 8
+# An input is almost free.
+INPUT_COST = 1
 
 
 def default_partition(joint: JointGraph) -> PartitionedGraph:
@@ -58,11 +53,13 @@ def min_cut_partition(
 
     With an `activation_memory_budget` below one, only that part of the bytes between the least
     there can be (budget 0: all that may run twice does) and those is saved, and so more is
-    computed again. What the user tagged as checkpointed regions stays as it is.
+    computed again, from inputs, too, that eager would not hold on to. What the user tagged as
+    checkpointed regions stays as it is.
     """
     if not 0 <= activation_memory_budget <= 1:
         raise ValueError(f"an activation_memory_budget of {activation_memory_budget}, not 0 to 1")
-    return _cut(joint, lambda roles: _within(roles, activation_memory_budget))
+    holds = activation_memory_budget < 1
+    return _cut(joint, lambda roles: _within(roles, activation_memory_budget), holds_inputs=holds)
 
 
 def _within(roles: Roles, budget: float) -> set[Node]:
@@ -92,7 +89,7 @@ def _within(roles: Roles, budget: float) -> set[Node]:
 
 def _bytes(roles: Roles, saved: set[Node]) -> int:
     """The bytes kept beyond the primals."""
-    own = (n for n in saved if n in roles.mutated or n.op != "placeholder")
+    own = (n for n in saved if n in roles.copied or n.op != "placeholder")
     return sum(value_bytes(n.meta["val"]) for n in own)
 
 
@@ -133,11 +130,10 @@ def _min_cut(roles: Roles, costly: frozenset[Node] = frozenset()) -> set[Node]:
     stack: list[Node] = []
     for node in roles.used():
         network.add_edge(vertex(node) + 1, sink, INFINITE)
-    kept = _kept_by_callers(roles)
     while stack:
         node = stack.pop()
         at = entry[node]
-        network.add_edge(at, at + 1, KEPT_COST if node in kept else _save_cost(node, roles))
+        network.add_edge(at, at + 1, _save_cost(node, roles))
         if node.op == "get_attr":
             continue  # a constant: both graphs hold it
         if node.op == "placeholder" or not (roles.may_recompute(node) or node in costly):
@@ -150,47 +146,10 @@ def _min_cut(roles: Roles, costly: frozenset[Node] = frozenset()) -> set[Node]:
     return {node for node, at in entry.items() if reaches[at + 1] and not reaches[at]}
 
 
-def _kept_by_callers(roles: Roles) -> set[Node]:
-    """What eager keeps for its backward and the forward returns, where inputs that eager does not
-    keep could stand for it. They are as large; but eager lets a caller write to them."""
-    kept = {view_root(n) for n in roles.nodes if _is_kept_by_eager(n, roles)}
-    found: set[Node] = set()
-    for node in kept & roles.given:
-        if node.op != "placeholder" and roles.may_recompute(node):
-            inputs = [n for n in _inputs_of(node, roles) if n not in kept]
-            size = sum(value_bytes(n.meta["val"]) for n in inputs)
-            if inputs and value_bytes(node.meta["val"]) <= size:
-                found.add(node)
-    return found
-
-
-def _is_kept_by_eager(node: Node, roles: Roles) -> bool:
-    """Whether a value of the forward is read by what eager computes in the backward."""
-    if roles.tangent_bits[node] or ASKED_BY_BACKWARD in node.meta:
-        return False
-    readers = (user for user in node.users if user.op != "output")
-    return any(roles.tangent_bits[user] or ASKED_BY_BACKWARD in user.meta for user in readers)
-
-
-def _inputs_of(node: Node, roles: Roles) -> set[Node]:
-    """The inputs that a value is computed from by what may run twice."""
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        one = stack.pop()
-        if one not in seen:
-            seen.add(one)
-            if roles.may_recompute(one):
-                stack += one.all_input_nodes
-    return {one for one in seen if one.op == "placeholder" and one not in roles.mutated}
-
-
 def _save_cost(node: Node, roles: Roles) -> int:
     value = node.meta.get("val")
-    if node.op == "placeholder" and node not in roles.mutated:
+    if node.op == "placeholder" and node not in roles.copied:
         # Almost free; but a size alone is better than the input it is read from.
-        if node in roles.numbers:
-            return NUMBER_COST
         return INPUT_COST if isinstance(value, Tensor) else 0
     if isinstance(value, (torch.SymInt, torch.SymFloat, int, float)):
         # Arithmetic on sizes is done again from the sizes themselves.
@@ -200,28 +159,50 @@ def _save_cost(node: Node, roles: Roles) -> int:
     if node in roles.inside:
         return INFINITE
     size = value_bytes(value)
+    if node.op == "placeholder":
+        return size + 3  # a copy, which has to be written
     if node in roles.returned:
-        # It leaves the call anyway, and most callers hold it until the backward is over.
-        return size - size // RETURNED_DISCOUNT
+        # It leaves the call anyway, and most callers hold it until the backward is over. But if
+        # eager keeps what is computed from it, they may write to it. (Not so cheaply replaced are
+        # log-probabilities, which are no larger than logits and the statistics of their rows.)
+        if node in roles.kept_by_eager:
+            return size // DISCOUNT
+        return size - size // DISCOUNT if _has_statistics(node, roles) else size + 4
     # Of equal cuts the one with fewer values is taken; then the one that saves what has to be in
     # memory anyway: the forward writes less, and half types are not rounded once more.
     return size + (2 if node in roles.in_memory else 3)
 
 
+def _has_statistics(node: Node, roles: Roles) -> bool:
+    """Whether a reduction, or the like, lies between a value and all that eager keeps of it."""
+    stack, seen = [node], {node}
+    while stack:
+        for user in stack.pop().users:
+            if user in seen or roles.tangent_bits[user] or user in roles.kept_by_eager:
+                continue
+            if user.op != "output" and not roles.may_recompute(user):
+                return True
+            seen.add(user)
+            stack.append(user)
+    return False
+
+
 # --- cutting --------------------------------------------------------------------------------------
 
 
-def _cut(joint: JointGraph, choose: Callable[[Roles], set[Node]]) -> PartitionedGraph:
+def _cut(
+    joint: JointGraph, choose: Callable[[Roles], set[Node]], *, holds_inputs: bool = False
+) -> PartitionedGraph:
     signature = joint.signature
     sizes = _size_nodes(joint) if signature.needs_backward else {}
-    roles = Roles(joint)
+    roles = Roles(joint, holds_inputs=holds_inputs)
     if not signature.needs_backward:
         forward = forward_graph(joint, roles, [])
         return PartitionedGraph(forward, None, (), signature)
     saved = choose(roles)
     saved |= _sizes_not_told(roles, saved, sizes)
     chosen = sorted(saved, key=roles.order.__getitem__)
-    saved_primals = [n for n in chosen if n in roles.primals and n not in roles.mutated]
+    saved_primals = [n for n in chosen if n in roles.primals and n not in roles.copied]
     saved_values = [n for n in chosen if n not in saved_primals]
     forward = forward_graph(joint, roles, saved_values)
     backward = backward_graph(joint, roles, saved_primals, saved_values)

@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dovetail_autograd_aot.copies import is_copy_of_input
-from dovetail_autograd_aot.graphs import GIVEN_WITH, JointGraph
+from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD, GIVEN_WITH, STATIC, JointGraph
 from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
 from dovetail_autograd_aot.recompute import gathers_rows, is_backwards_own
@@ -39,9 +39,10 @@ _CHEAP = frozenset(
 
 
 class Roles:
-    """Which nodes belong where."""
+    """Which nodes belong where. With `holds_inputs` the backward may need the contents of inputs
+    that eager does not keep for it."""
 
-    def __init__(self, joint: JointGraph) -> None:
+    def __init__(self, joint: JointGraph, *, holds_inputs: bool = False) -> None:
         signature = joint.signature
         self.nodes: list[Node] = list(joint.gm.graph.nodes)
         self.order = {node: i for i, node in enumerate(self.nodes)}
@@ -54,25 +55,16 @@ class Roles:
         # (Of one with the same version counter autograd would say that it was written to, too; one
         # that was `set_` is another tensor.)
         written = [*(m.index for m in signature.mutated), *joint.counted, *signature.set_inputs]
-        self.mutated = {self.primals[i] for i in written}
-        # A storage has no version counter that would tell of a later write by the caller: what is
-        # needed of it is saved as a copy, too.
+        # Inputs of which a copy is saved, if any: they will have other contents.
+        self.copied = {self.primals[i] for i in written}
+        # A storage has no version counter that would tell of a later write by the caller.
         end = len(self.primals) - joint.carriers
-        self.mutated |= set(self.primals[end - len(joint.storages) : end])
-        self.numbers = {  # inputs of one element that get no gradient
-            node
-            for node, graded in zip(self.primals, signature.primals_require_grad, strict=True)
-            if not graded
-            and isinstance(node.meta["val"], FakeTensor)
-            and not node.meta["val"]._sizes
-        }
+        self.copied |= set(self.primals[end - len(joint.storages) : end])
         self.returned = {
             view_root(o) if is_view_node(o) else o
             for o in self.forward_outputs
             if isinstance(o, Node)
         }
-        fresh = self.forward_outputs[: signature.num_fresh]
-        self.given = {view_root(o) for o in fresh if isinstance(o, Node)}  # to the caller
         # Which tangents each node depends on, as bits; 0 for the nodes of the forward.
         self.tangent_bits: dict[Node, int] = {t: 1 << i for i, t in enumerate(self.tangents)}
         for node in self.nodes:
@@ -90,11 +82,38 @@ class Roles:
         )
         self.in_memory = self._in_memory()
         self.regions = self._regions()
+        kept = filter(self._is_kept_by_eager, self.nodes)
+        self.kept_by_eager = {view_root(node) for node in kept}
+        if not holds_inputs:
+            self.copied |= self._lent()
         self.kept = self._kept()
         self.inside = self._inside()
         # A comparison with a reduction's result holds for the value that the reduction saw.
         self.exact = {node for node, _ in exact_comparisons(self.nodes)}
         self.exact |= compared_in_calls(self.nodes)
+
+    def _lent(self) -> set[Node]:
+        """The inputs that a caller may write to before the backward, as eager lets him: it keeps
+        others for it. Parameters and buffers stay what they are until an optimizer's step; but not
+        rates and counts."""
+        return {
+            node
+            for node in self.primals
+            if node not in self.kept_by_eager
+            and isinstance(value := node.meta["val"], FakeTensor)
+            and not (node.meta.get(STATIC, False) and (value._sizes or value.requires_grad))
+        }
+
+    def _is_kept_by_eager(self, node: Node) -> bool:
+        """Whether a value of the forward is read by what eager computes in the backward, or by a
+        checkpointed region, which eager runs again."""
+        if self.tangent_bits[node] or ASKED_BY_BACKWARD in node.meta:
+            return False
+        return any(
+            self.tangent_bits[user] or ASKED_BY_BACKWARD in user.meta or user in self.regions
+            for user in node.users
+            if user.op != "output"
+        )
 
     def _in_memory(self) -> set[Node]:
         """The values of the forward that are made or read, themselves or through views, by what

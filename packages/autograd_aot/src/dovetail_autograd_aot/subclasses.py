@@ -26,7 +26,8 @@ from dovetail_prims.wrappers import (
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.inputs import storage_key
+from dovetail_autograd_aot.graphs import STATIC
+from dovetail_autograd_aot.inputs import static_inputs, storage_key
 from dovetail_autograd_aot.sizes_of_calls import SizeReader
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.subclass_calls import (
@@ -77,6 +78,7 @@ class Wrapping:
         graph = Graph()
         env: dict[Node, Node] = {}
         inputs = iter(enumerate(self.layouts))
+        static = static_inputs(gm, self.examples)
         for node in gm.graph.nodes:
             if node.op == "get_attr" and is_wrapper(getattr(gm, str(node.target), None)):
                 raise TraceError("a tensor subclass that the graph holds as an attribute")
@@ -89,6 +91,8 @@ class Wrapping:
                         graph.placeholder(f"{node.name}_{i}") for i in range(layout.plain_count)
                     ]
                     env[node] = parts  # type: ignore[assignment]
+                    for part in parts:
+                        part.meta[STATIC] = index in static
         for index, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
             if self.layouts[index] is not None:
                 parts = env[node]  # type: ignore[assignment]
