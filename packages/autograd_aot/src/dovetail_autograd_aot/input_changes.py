@@ -120,7 +120,8 @@ def _mutated(
         elif not all(grad_mode for _, grad_mode in steps):
             why = "changes its shape in place under no_grad"
         if why:
-            raise TraceError(f"input {index} requires grad, is written to and {why}")
+            why = f"input {index} requires grad, is written to and {why}"
+            raise refusal(why, trace.tracer.reshapers[id(primal)])
         found = replace(found, reshaped=True)
     return found
 
