@@ -5,7 +5,8 @@ of any where a GPU computes them without gradients.
 sizes in numbers: their graph is for one length, and for one batch. Where a size is symbolic, they
 are `dovetail_recurrent::layers` instead: it has a shape for every size, and calls PyTorch's
 function when it runs. Its gradients are those of that function, which the backward computes again
-to have what its own backward needs. Dropout between layers stands between calls. Cells, which are
+to have what its own backward needs; on a GPU, with known sizes, training is cuDNN's own operator
+instead (`recurrent_training`). Dropout between layers stands between calls. Cells, which are
 one step, are written out; on a GPU always, where PyTorch has fused kernels for them, into which
 nothing else can be fused.
 """
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+
+from dovetail_prims.recurrent_training import cudnn_needs, trained
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,
@@ -145,8 +148,7 @@ def _has_gradient(*values: Any) -> bool:
 
 def _form(kind: str) -> Callable[..., Any]:
     """`torch.lstm` and its like of padded sequences with symbolic sizes. On a GPU, where they are
-    one call of the library that asks where the weights lie, also with known ones; not in training,
-    as this operator computes a forward again in its backward."""
+    one call of the library that asks where the weights lie, also with known ones."""
 
     def form(x: Any, state: Any, params: Any, *options: Any) -> Any:
         # (A packed sequence has its batch sizes second, and no `batch_first`.)
@@ -155,10 +157,14 @@ def _form(kind: str) -> Callable[..., Any]:
         biases, count, dropout, train, bidirectional, batch_first = options
         parts = list(state) if kind == "lstm" else [state]
         known = all(type(n) is int for value in (x, *parts) for n in value.shape)
-        if known and (x.device.type != "cuda" or _has_gradient(x, *parts, *params)):
+        if known and x.device.type != "cuda":
             return NotImplemented
-        if torch.is_autocast_enabled(x.device.type):  # its casts are those of PyTorch's own parts
-            return NotImplemented
+        if torch.is_autocast_enabled(x.device.type):
+            if x.device.type != "cuda" or not torch.backends.cudnn.enabled:
+                return NotImplemented  # its casts are those of PyTorch's own parts
+            # Whole layers of cuDNN it casts to this type, whichever it is for.
+            x, *rest = (_cast(value, torch.float16) for value in (x, *parts, *params))
+            parts, params = rest[: len(parts)], rest[len(parts) :]
         rows = count * (2 if bidirectional else 1)
         batch = x.shape[0 if batch_first else 1]
         for value in parts:
@@ -167,21 +173,64 @@ def _form(kind: str) -> Callable[..., Any]:
                     f"{kind}: a state is of shape {tuple(value.shape)}, "
                     f"expected ({rows}, {batch}, ...)"
                 )
-        at_once = count if not (train and dropout) else 1  # layers with dropout between are apart
-        layers, given, places = _operators()[0], len(params) // count, rows // count
-        values: list[list[Tensor]] = []
+        flags = bool(biases), bool(train), bool(bidirectional)
         y = x.transpose(0, 1) if batch_first else x
-        for first in range(0, count, at_once):
-            own = [part[first * places : (first + at_once) * places] for part in parts]
-            weights = list(params[first * given : (first + at_once) * given])
-            y, *last = layers(kind, y, own, weights, bool(biases), bool(train), bool(bidirectional))
-            values.append(last)
-            if first + at_once < count:
-                y = torch.dropout(y, dropout, True)
-        lasts = [torch.cat(part) for part in zip(*values, strict=True)]
+        if train and dropout:  # between layers, which are apart then
+            found = _with_dropout(dropout, kind, y, parts, params, count, flags, known)
+        else:
+            found = _at_once(kind, y, parts, params, flags, known)
+        if found is None:
+            return NotImplemented
+        y, *lasts = found
         return (y.transpose(0, 1) if batch_first else y, *lasts)
 
     return form
+
+
+def _at_once(
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    flags: tuple[bool, bool, bool],
+    known: bool,
+) -> list[Tensor] | None:
+    """The outputs and last states of layers without dropout between, `known` sizes or not; None if
+    nothing stands for them."""
+    biases, train, bidirectional = flags
+    # (Not in training, cuDNN has no backward, and eager raises its error.)
+    if not (known and train and _has_gradient(x, *state, *params)):
+        found: list[Tensor] = _operators()[0](kind, x, list(state), list(params), *flags)
+        return found
+    form = kind, x, state, params, biases, bidirectional
+    needs = cudnn_needs(_FUNCTIONS[kind], *form)
+    return None if needs is None else trained(needs, *form)
+
+
+def _with_dropout(
+    dropout: float,
+    kind: str,
+    x: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
+    count: int,
+    flags: tuple[bool, bool, bool],
+    known: bool,
+) -> list[Tensor] | None:
+    """The same of `count` layers with dropout between."""
+    arrays, rows = len(params) // count, state[0].shape[0] // count
+    lasts: list[list[Tensor]] = []
+    for layer in range(count):
+        own = [part[layer * rows : (layer + 1) * rows] for part in state]
+        weights = params[layer * arrays : (layer + 1) * arrays]
+        found = _at_once(kind, x, own, weights, flags, known)
+        if found is None:
+            return None
+        x, *last = found
+        lasts.append(last)
+        if layer + 1 < count:
+            x = torch.dropout(x, dropout, True)
+    return [x, *(torch.cat(part) for part in zip(*lasts, strict=True))]
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
