@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dovetail_autograd_aot import input_changes
+from dovetail_autograd_aot import input_changes, primals
 from dovetail_autograd_aot.attention import AttentionMode
 from dovetail_autograd_aot.autograd_facts import grad_fn_of
 from dovetail_autograd_aot.conditionals import trace_conditional, trace_loop
@@ -32,7 +32,6 @@ from dovetail_autograd_aot.engine import trace_settings
 from dovetail_autograd_aot.fast_graph import FastGraph
 from dovetail_autograd_aot.gradient_points import gradient_points, through_others
 from dovetail_autograd_aot.graphs import (
-    STATIC,
     GradientPoint,
     JointGraph,
     MovedInput,
@@ -45,11 +44,7 @@ from dovetail_autograd_aot.graphs import (
 from dovetail_autograd_aot.inputs import (
     NonLeaf,
     base_of,
-    place_in,
-    snapshot,
-    static_inputs,
     storage_key,
-    symbolic_values,
     symbols_of,
 )
 from dovetail_autograd_aot.joint_backward import trace_backward
@@ -63,13 +58,11 @@ from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
     track_of,
-    wrap,
 )
 from dovetail_autograd_aot.subclasses import BOUNDARY_FUNCTIONS, Wrapping
 from dovetail_autograd_aot.tracer import Tracer
 from dovetail_autograd_aot.user_gradients import UserGradients
 from dovetail_autograd_aot.values import attribute_of
-from dovetail_autograd_aot.version_counters import first_sharing, give_counter
 from dovetail_autograd_aot.written_views import moved_inputs
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
@@ -190,7 +183,7 @@ class JointTrace:
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         """Run the forward and the engine, once; `function_mode` is as for `trace_joint`."""
         grad_mode = torch.is_grad_enabled()
-        self._make_primals()
+        primals.make_primals(self)
         with trace_settings(), data_symbols(self.tracer.data_env):
             try:
                 with ExitStack() as stack:
@@ -206,7 +199,7 @@ class JointTrace:
             self.tracer.stack_trace = None
             self.tracer.checkpoint = self.tracer.policy = None
             input_changes.refuse_graded_writes(self)
-            self._look_at_grown_storages()
+            primals.look_at_grown_storages(self)
             were_set = input_changes.set_inputs(self)
             outputs += [self.primals[i] for i in were_set]
             with torch.no_grad():
@@ -237,112 +230,6 @@ class JointTrace:
                 points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
         return self._finish(result, mutated, reshaped, gradients, points, were_set)
-
-    # --- inputs -----------------------------------------------------------------------------------
-
-    def _make_primals(self) -> None:
-        names = [n.target for n in self.gm.graph.nodes if n.op == "placeholder"]
-        names += [name.replace(".", "_") for name in self.lifted]
-        names += [f"storage_{i}" for i in range(len(self.storages))]
-        if len(names) != len(self.examples):
-            raise TraceError(
-                f"the graph has {len(names)} inputs, but {len(self.examples)} examples were given"
-            )
-        # Placeholders first, then the nodes that read their sizes.
-        symbols = symbolic_values(self.gm)
-        static = static_inputs(self.gm, self.examples[: self.num_examples])
-        for position, name in enumerate(names):
-            node = self.graph.placeholder(str(name))
-            symbolic = symbols.get(position)
-            if isinstance(self.examples[position], Tensor):
-                source = self.examples[position] if symbolic is None else symbolic
-                node.meta["val"] = snapshot(source)
-                if position in static:
-                    node.meta[STATIC] = True
-            else:
-                if symbolic is not None:
-                    self.examples[position] = symbolic
-                node.meta["val"] = self.examples[position]
-            self.placeholders.append(node)
-        seen: dict[int, int] = {}
-        bases: dict[int, TracedStorage] = {}
-        for index in range(self.num_examples, len(names)):
-            bases[index] = TracedStorage(self.placeholders[index], primal=index, shared=True)
-            self.placeholders[index].meta["whole_storage"] = True
-            wrap(self.placeholders[index], bases[index])
-        for index, (node, example) in enumerate(zip(self.placeholders, self.examples, strict=True)):
-            if index in bases:
-                self.homes[index] = bases[index]
-                self.primals.append(bases[index].root)
-                self.leaves.append(bases[index].root)
-                self.grad_fns.append(None)
-                continue
-            if not isinstance(example, Tensor):
-                if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                    self.tracer.sizes.bind(example, node)
-                self.primals.append(example)
-                self.leaves.append(None)
-                self.grad_fns.append(None)
-                continue
-            self.tracer.sizes.bind_sizes(node, node.meta["val"])
-            if id(example) in seen:  # the same tensor twice: the same traced tensor twice
-                self.homes[index] = self.homes[seen[id(example)]]
-                self.primals.append(self.primals[seen[id(example)]])
-                self.leaves.append(None)
-                self.grad_fns.append(None)
-                continue
-            seen[id(example)] = index
-            base = self.base_of.get(index)
-            self._make_primal(index, node, example, None if base is None else bases[base])
-
-    def _make_primal(
-        self, index: int, node: Node, example: Tensor, shared: TracedStorage | None
-    ) -> None:
-        if shared is None:
-            storage = TracedStorage(node, primal=index)
-            storage.lazy = example.is_conj(), example.is_neg()
-        elif example.is_conj() or example.is_neg():
-            raise TraceError("a lazily conjugated or negated input that shares memory: clone it")
-        else:
-            storage = shared
-            node = shared.node
-            self.chains[index] = place_in(node.meta["val"], example)
-            for step in self.chains[index]:
-                node = self.tracer.apply_view(step, node)
-        self.homes[index] = storage
-        leaf = wrap(node, storage, self.chains.get(index, ()))
-        primal = leaf
-        if example.requires_grad:
-            leaf.requires_grad_()
-            if not example.is_leaf:
-                with torch.enable_grad():
-                    primal = NonLeaf.apply(leaf, node, storage, self.chains.get(index, ()))
-                if shared is None:
-                    storage.root = primal
-        if isinstance(example, torch.nn.Parameter):
-            leaf._is_param = True
-        self.primals.append(primal)
-        self.tracer.inputs.add(id(primal))
-        self.leaves.append(leaf)
-        self.grad_fns.append(primal.grad_fn)
-        if not primal.is_inference():
-            self._count_as_given(index, primal)
-            self.versions[index] = primal._version
-
-    def _count_as_given(self, index: int, primal: FakeTensor) -> None:
-        """Let a primal share the version counter that its example does with those before it."""
-        before = [i for i in self.in_storage[storage_key(self.examples[index])] if i < index]
-        known = [i for i in before if i in self.versions]
-        first = first_sharing(index, known, self.examples)
-        self.counter_of[index] = self.counter_of.get(first, index)
-        if first != index:
-            give_counter(primal, self.primals[first])
-
-    def _look_at_grown_storages(self) -> None:
-        """Where inputs lie in storages that the graph gave more memory."""
-        for index, chain in self.chains.items():
-            grown = self.primals[self.base_of[index]]._storage.grown
-            self.chains[index] = (*reversed(grown), *chain)
 
     # --- forward ----------------------------------------------------------------------------------
 
