@@ -217,8 +217,9 @@ def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
 
 
 def is_plain_along(nest: LoopNest, v: Var) -> bool:
-    """True if all that a nest reads along a variable is one element, or lies side by side."""
-    return all(
+    """True if all that a nest reads along a variable is one element, or lies side by side, and all
+    that it computes has a vector form."""
+    return not _without_vectors([nest]) >> v.id & 1 and all(
         load.index.coefficient(v) in (0, 1, -1)
         and not any(a.value.free >> v.id & 1 for a in load.index.indirects())
         for load in nest.loads
@@ -277,19 +278,23 @@ def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, float]]:
     return found
 
 
+def _without_vectors(nests: Sequence[LoopNest]) -> int:
+    """The variables, by their bits, that a value without a vector form depends on."""
+    found = 0
+    for node in walk(value for nest in nests for value in nest.values):
+        if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
+            if not node.dtype.is_floating_point:
+                found |= node.free
+    return found
+
+
 def _choose_vector(kernel: FusedKernel) -> Var | None:
     """The variable along which most accesses are contiguous; None if vectors cannot help."""
-    # The variables that a value without a vector form depends on; and what a scatter finds its
-    # places by, as it writes lane after lane.
-    scalar_only = 0
+    scalar_only = _without_vectors(kernel.nests)
     for nest in kernel.nests:
-        if nest.scatter is not None:
+        if nest.scatter is not None:  # what it finds its places by, as it writes lane after lane
             for place in nest.values[1:]:
                 scalar_only |= place.free
-        for node in walk(nest.values):
-            if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
-                if not node.dtype.is_floating_point:
-                    scalar_only |= node.free
     accesses = _accesses(kernel)
     best: tuple[float, Var] | None = None
     # Along a scan only neighbours in its order can be the lanes of a vector.
