@@ -16,6 +16,7 @@ from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
@@ -195,8 +196,24 @@ def _reduces_cheaply(kernel: FusedKernel, vector: Var) -> bool:
         bool(reductions)
         and hint_of(vector.size) >= 64
         and all(n.reduction not in ("argmax", "argmin") for n in reductions)
-        and min(count([n.body]).cost for n in reductions) <= 6
+        and min(_cost_along(n, vector) for n in reductions) <= 6
     )
+
+
+def _cost_along(nest: LoopNest, vector: Var) -> int:
+    """What a nest's body costs, in additions, at each element along a vectorised variable: without
+    what is the same at all of them (a mean, say, which is divided by before the loop)."""
+    cost = 0
+    for node in walk([nest.body]):
+        if not node.free >> vector.id & 1:
+            continue
+        if isinstance(node, Apply):
+            cost += SCALAR_OPS[node.op].cost
+        elif isinstance(node, Load):
+            cost += 1 + 4 * len(node.index.indirects())
+        else:
+            cost += 1
+    return cost
 
 
 def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
