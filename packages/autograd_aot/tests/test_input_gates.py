@@ -284,6 +284,26 @@ def test_write_that_changes_nothing_gives_an_input_a_new_history() -> None:
     same_answers(answers[1], answers[0])
 
 
+def test_write_that_changes_nothing_is_one_where_the_shape_changes_too() -> None:
+    """What retains its gradient does so at the place between the two."""
+
+    def fn(y: Tensor) -> tuple[Tensor, ...]:
+        before = y * 2
+        y.conj_physical_()  # (of real numbers)
+        y.unsqueeze_(0)
+        return before, y * 3
+
+    run = aot_compile(as_graph(fn, 1), with_history()[1][:1], forward_compiler=run_fx)
+    answers = []
+    for each in (fn, run):
+        leaves, inputs = with_history()
+        inputs[0].retain_grad()
+        outputs = each(inputs[0])
+        (outputs[0].sum() + outputs[1].sum()).backward()
+        answers.append([inputs[0].grad, leaves[0].grad])
+    same_answers(answers[1], answers[0])
+
+
 class Squared(torch.autograd.Function):
     """Its backward multiplies by what it takes besides, and gives that no gradient."""
 

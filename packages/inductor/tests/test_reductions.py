@@ -356,3 +356,15 @@ def test_threads_agree_on_the_sum_of_a_row(shape, h100_builder):
     got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, y)
     for mine, wanted in zip(got, fn(x, y), strict=True):
         torch.testing.assert_close(mine, wanted)
+
+
+def test_squares_that_a_variance_sums_have_several_accumulators():
+    """Beside the largest square in one, the others of that one are lost."""
+    x = torch.full((12410,), 0.9)
+    x[0] = 1e4
+    graph = trace_aten(lambda x: (x.var(), x.sum()), x, decompositions=core_aten_table())
+    plan = compile_graph(graph)
+    (found, _) = load(plan)(x)
+    wanted = x.double().var()
+    assert abs(found - wanted) < 5e-6 * wanted
+    assert all("[4]" in kernel.source for kernel in plan.kernels if "hsum" in kernel.source)

@@ -48,6 +48,20 @@ def test_nothing_is_asked_inside(check, name, dtype):
             assert "ldm<" not in source and (name == "every other" or "ldim<" not in source)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.cat([x % 7, x + 1, x], 1),
+        lambda x: torch.where((torch.arange(90) - 33).abs() < 21, x // 3, x * 2),
+        lambda x: F.pad(torch.fmod(x, 5), (7, 70)),
+    ],
+    ids=["concatenation", "a part", "padding"],
+)
+def test_quotients_of_integers_have_no_vectors(check, fn, dtype):
+    check(fn, torch.arange(-45, 45).repeat(7, 1).to(dtype))
+
+
 @pytest.mark.parametrize("simd_bytes", [16, 64])
 @pytest.mark.parametrize("name", CASES)
 def test_vectors_of_other_widths(check, name, simd_bytes):

@@ -81,6 +81,8 @@ def test_rare_arithmetic(dtype):
     check(aten.ldexp.Tensor, [a, torch.randint(-5, 5, (4,))])
     check(aten.ldexp.Tensor, [a, torch.randn(4).to(dtype)])
     check(aten.ldexp.Tensor, [torch.full((2,), 1e-30).to(dtype), torch.tensor([150, 9])])
+    check(aten.ldexp.Tensor, [torch.tensor([0, 1, -3]), torch.tensor([200, 200, -160])])
+    check(aten.ldexp.Tensor, [torch.arange(4), torch.tensor([120, 9, -3, 0], dtype=torch.int8)])
     for p in (1.0, 2.0, 3.5, math.inf):
         check(aten.renorm.default, [a, p, 1, 1.5])
     args = [a, b, 0.1, 0.3]

@@ -68,8 +68,9 @@ def mutated_inputs(trace: JointTrace) -> list[MutatedInput]:
         try:
             found = _mutated(trace, index, primal, storage)
         except TraceError as error:
-            if storage.writer is not None:
-                blame(error, storage.writer)
+            writer = storage.writer or storage.rewriter
+            if writer is not None:
+                blame(error, writer)
             raise
         if found is not None:
             mutated.append(found)
@@ -80,8 +81,14 @@ def _has_new_history(trace: JointTrace, index: int, primal: FakeTensor) -> bool:
     """Whether autograd saw a write to an input that left it as it was (`conj_physical_` of real
     numbers does)."""
     node = grad_fn_of(primal)
-    moved = node is not None and node is not trace.grad_fns[index]
-    return moved and id(primal) not in trace.tracer.reshaped
+    if node is None or node is trace.grad_fns[index]:
+        return False
+    if not trace.tracer.reshaped.get(id(primal)):
+        return True
+    # A change of shape gives it a history, too; but its counter tells of one write only.
+    sharing = [i for i, c in trace.counter_of.items() if c == trace.counter_of.get(index)]
+    steps = sum(len(trace.tracer.reshaped.get(id(trace.primals[i]), ())) for i in sharing)
+    return index in trace.versions and _writes_told(trace, index) > steps
 
 
 def _mutated(

@@ -42,8 +42,8 @@ class TracedStorage(FakeStorage):
     """One storage: its current functional value and how often it was written."""
 
     __slots__ = (
-        "constant", "grown", "lazy", "node", "part", "primal", "reshaped", "reshaper", "root",
-        "shared", "version", "writer",
+        "constant", "grown", "lazy", "node", "part", "primal", "reshaped", "reshaper", "rewriter",
+        "root", "shared", "version", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,7 @@ class TracedStorage(FakeStorage):
         self.node = node
         self.version = 0
         self.writer: str | None = None  # the captured graph's node that wrote to it first
+        self.rewriter: str | None = None  # that which first wrote what it held before
         self.lazy = (False, False)  # an input that is a lazy conjugate, a lazy negative
         self.reshaped = False  # a tensor of it changed its shape in place,
         self.reshaper: str | None = None  # at this node of the captured graph

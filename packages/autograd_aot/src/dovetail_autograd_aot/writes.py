@@ -22,7 +22,7 @@ from dovetail_autograd_aot import changes_in_place
 from dovetail_autograd_aot.inputs import extent
 from dovetail_autograd_aot.op_info import OpInfo, OpKind, default_arguments, is_custom, op_info
 from dovetail_autograd_aot.samplers import INTO, drawn, drawn_into, is_sampler
-from dovetail_autograd_aot.storage import TraceError, fresh, read
+from dovetail_autograd_aot.storage import TraceError, fresh, read, track_of
 from dovetail_autograd_aot.storage import write as write_value
 from dovetail_autograd_aot.values import flatten, same_sizes
 
@@ -228,6 +228,9 @@ def _written(
             )
         if new is not read(tracer, tensor):
             write_value(tracer, tensor, new)
+        else:
+            storage = track_of(tensor).storage
+            storage.rewriter = storage.rewriter or tracer.running
         if id(target) in in_lists:
             torch.autograd.graph.increment_version(tensor)  # (C++ does so only for single tensors)
     returned = len(func._schema.returns)

@@ -16,6 +16,7 @@ from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
@@ -195,8 +196,24 @@ def _reduces_cheaply(kernel: FusedKernel, vector: Var) -> bool:
         bool(reductions)
         and hint_of(vector.size) >= 64
         and all(n.reduction not in ("argmax", "argmin") for n in reductions)
-        and min(count([n.body]).cost for n in reductions) <= 6
+        and min(_cost_along(n, vector) for n in reductions) <= 6
     )
+
+
+def _cost_along(nest: LoopNest, vector: Var) -> int:
+    """What a nest's body costs, in additions, at each element along a vectorised variable: without
+    what is the same at all of them (a mean, say, which is divided by before the loop)."""
+    cost = 0
+    for node in walk([nest.body]):
+        if not node.free >> vector.id & 1:
+            continue
+        if isinstance(node, Apply):
+            cost += SCALAR_OPS[node.op].cost
+        elif isinstance(node, Load):
+            cost += 1 + 4 * len(node.index.indirects())
+        else:
+            cost += 1
+    return cost
 
 
 def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
@@ -217,8 +234,9 @@ def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
 
 
 def is_plain_along(nest: LoopNest, v: Var) -> bool:
-    """True if all that a nest reads along a variable is one element, or lies side by side."""
-    return all(
+    """True if all that a nest reads along a variable is one element, or lies side by side, and all
+    that it computes has a vector form."""
+    return not _without_vectors([nest]) >> v.id & 1 and all(
         load.index.coefficient(v) in (0, 1, -1)
         and not any(a.value.free >> v.id & 1 for a in load.index.indirects())
         for load in nest.loads
@@ -277,19 +295,23 @@ def _accesses(kernel: FusedKernel) -> list[tuple[Index, Expr | None, float]]:
     return found
 
 
+def _without_vectors(nests: Sequence[LoopNest]) -> int:
+    """The variables, by their bits, that a value without a vector form depends on."""
+    found = 0
+    for node in walk(value for nest in nests for value in nest.values):
+        if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
+            if not node.dtype.is_floating_point:
+                found |= node.free
+    return found
+
+
 def _choose_vector(kernel: FusedKernel) -> Var | None:
     """The variable along which most accesses are contiguous; None if vectors cannot help."""
-    # The variables that a value without a vector form depends on; and what a scatter finds its
-    # places by, as it writes lane after lane.
-    scalar_only = 0
+    scalar_only = _without_vectors(kernel.nests)
     for nest in kernel.nests:
-        if nest.scatter is not None:
+        if nest.scatter is not None:  # what it finds its places by, as it writes lane after lane
             for place in nest.values[1:]:
                 scalar_only |= place.free
-        for node in walk(nest.values):
-            if isinstance(node, Apply) and node.op in SCALAR_ONLY_ON_INTEGERS:
-                if not node.dtype.is_floating_point:
-                    scalar_only |= node.free
     accesses = _accesses(kernel)
     best: tuple[float, Var] | None = None
     # Along a scan only neighbours in its order can be the lanes of a vector.

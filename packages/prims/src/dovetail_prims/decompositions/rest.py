@@ -211,9 +211,10 @@ def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 
 
 def ldexp(self: Tensor, other: Tensor) -> Tensor:
-    """x 2^n; for whole n in two steps, as 2^n alone may be too large a number"""
-    if other.is_floating_point():
-        if self.dtype is other.dtype is torch.float32:
+    """x 2^n; for floats and whole n in two steps, as 2^n alone may be too large a number"""
+    if other.is_floating_point() or not self.is_floating_point():
+        power = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+        if self.dtype is other.dtype and power is torch.float32:
             return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
         return aten.mul.Tensor(self, aten.exp2.default(other))  # (which lies as the exponents do)
     x = floating(self)
