@@ -58,3 +58,13 @@ def test_they_are_vectors():
     assert "double acc" not in kernels(torch.sum, x)
     assert "lds<" in kernels(torch.sum, x) and "lds<" in kernels(torch.exp, x)
     assert "lds<" in kernels(lambda x: x.amax(1), torch.randn(999, 3))
+
+
+def test_extremes_at_random_places_take_no_jump(check):
+    """A scatter combines one number after the other: of floats without a jump, NaN wins."""
+    x, at = torch.randn(5000), torch.randint(0, 300, (5000,))
+    x[torch.rand(5000) < 0.01] = torch.nan
+    for how in ("amax", "amin"):
+        for dtype in (torch.float32, torch.float64):
+            start = torch.zeros(300, dtype=dtype)
+            check(lambda x, at, s, how=how: s.scatter_reduce(0, at, x, how), x.to(dtype), at, start)

@@ -16,6 +16,7 @@ from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
@@ -33,8 +34,8 @@ ITEM_ELEMENTS = 1024
 SHORT_VECTOR = 2
 SHORT_REDUCTION = 4
 LONG_VECTOR = 64
-# The cost of a body that is worth a vector even if its operands are gathered lane by lane.
-GATHER_COST = 4
+# The cost of an op that is worth a vector even if its operands are gathered lane by lane.
+GATHER_COST = 5
 # Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
 WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
@@ -318,7 +319,11 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
             best = (score, var)
     if best is None or best[0] <= 0:
         reduces = any(nest.reduction is not None for nest in kernel.nests)
-        costly = sum(count(nest.values).cost for nest in kernel.nests) >= GATHER_COST
+        costly = any(
+            isinstance(node, Apply) and SCALAR_OPS[node.op].cost >= GATHER_COST
+            for nest in kernel.nests
+            for node in walk(nest.values)
+        )
         if not (reduces or costly) or scanned:
             return None
         # One element after the other, a reduction would wait for itself.
