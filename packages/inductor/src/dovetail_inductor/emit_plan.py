@@ -56,7 +56,8 @@ from dovetail_inductor.scheduler.twins import in_place
 def cpp_preamble() -> str:
     """What all C++ kernels share: the vector types, arithmetic and the elementary functions."""
     folder = Path(cpp.__file__).parent
-    return "".join((folder / f"{name}.h").read_text() for name in ("simd", "arithmetic", "math"))
+    names = ("simd", "arithmetic", "double", "math", "special")
+    return "".join((folder / f"{name}.h").read_text() for name in names)
 
 
 def spec_of(buffer: Buffer) -> TensorSpec:

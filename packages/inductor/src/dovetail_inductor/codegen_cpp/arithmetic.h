@@ -87,21 +87,30 @@ template <class X> DV X full(E<X> x) {
   if constexpr (is_scalar<X>) return x;
   else return x - X{};
 }
+// (A float scalar in a vector of its own: else there would be a jump, which random numbers mislead.)
 template <class X> DV X vmax(X a, X b) {
+  if constexpr (is_scalar<X> && is_float<X>)
+    return vmax(V<X, 16 / sizeof(X)>{a}, V<X, 16 / sizeof(X)>{b})[0];
+  else {
 #ifdef __AVX512F__
   if constexpr (same<X, V<float, 16>>)  // the instruction gives b where either is a NaN
     return a != a ? a : (X)__builtin_ia32_maxps512_mask(a, b, a, (short)-1, 4);
 #endif
   if constexpr (is_float<E<X>>) return (a > b) | (a != a) ? a : b;
   else return a > b ? a : b;
+  }
 }
 template <class X> DV X vmin(X a, X b) {
+  if constexpr (is_scalar<X> && is_float<X>)
+    return vmin(V<X, 16 / sizeof(X)>{a}, V<X, 16 / sizeof(X)>{b})[0];
+  else {
 #ifdef __AVX512F__
   if constexpr (same<X, V<float, 16>>)
     return a != a ? a : (X)__builtin_ia32_minps512_mask(a, b, a, (short)-1, 4);
 #endif
   if constexpr (is_float<E<X>>) return (a < b) | (a != a) ? a : b;
   else return a < b ? a : b;
+  }
 }
 template <class X> DV X relu_(X x) { return sel(mask(x < 0), full<X>(0), x); }
 template <class X> DV X sign_(X x) {

@@ -1,44 +1,21 @@
 // Elementary functions. For float, from their series and from polynomials fitted to the functions
-// (Chebyshev), a few units in the last place at most; for double, the C library's, lane by lane.
+// (Chebyshev), a few units in the last place at most; some in double, rounded once. For double,
+// those of double.h; where there is no fused multiply-add, the C library's, lane by lane.
 namespace dovetail_simd {
 
-#define DV_LIBRARY(name, function)                                                                \
-  template <class X> DV X name(X x) {                                                             \
-    return each(x, [](E<X> v) -> E<X> {                                                           \
-      if constexpr (sizeof(E<X>) == 4) return __builtin_##function##f(v);                         \
-      else return __builtin_##function(v);                                                        \
-    });                                                                                           \
-  }
-#define DV_LIBRARY2(name, function)                                                               \
-  template <class X> DV X name(X x, X y) {                                                        \
-    return each(x, y, [](E<X> v, E<X> w) -> E<X> {                                                \
-      if constexpr (sizeof(E<X>) == 4) return __builtin_##function##f(v, w);                      \
-      else return __builtin_##function(v, w);                                                     \
-    });                                                                                           \
-  }
-DV_LIBRARY(log10_, log10) DV_LIBRARY(asin_, asin) DV_LIBRARY(acos_, acos)
-DV_LIBRARY(sinh_, sinh) DV_LIBRARY(cosh_, cosh)
-DV_LIBRARY(asinh_, asinh) DV_LIBRARY(acosh_, acosh) DV_LIBRARY(atanh_, atanh)
-DV_LIBRARY(erfc_, erfc) DV_LIBRARY(lgamma_, lgamma)
-DV_LIBRARY2(float_pow, pow)
-namespace library {
-DV_LIBRARY(exp_, exp) DV_LIBRARY(exp2_, exp2) DV_LIBRARY(expm1_, expm1) DV_LIBRARY(log_, log)
-DV_LIBRARY(log2_, log2) DV_LIBRARY(log1p_, log1p) DV_LIBRARY(tanh_, tanh) DV_LIBRARY(erf_, erf)
-DV_LIBRARY(sin_, sin) DV_LIBRARY(cos_, cos) DV_LIBRARY(tan_, tan) DV_LIBRARY(atan_, atan)
-DV_LIBRARY2(atan2_, atan2) DV_LIBRARY2(hypot_, hypot)
-}  // namespace library
-
-// Coefficients from the highest power down.
-template <class X> DV X horner(X x, X acc) { return acc; }
-template <class X, class... C> DV X horner(X x, X acc, float next, C... rest) {
-  return horner(x, fma_(acc, x, full<X>(next)), rest...);
-}
-// A float scalar is computed in a vector of 4 lanes, so that it gives the very bits a vector would.
-#define DV_FLOAT_FUNCTION(name)                                                                   \
-  template <class X> DV X name(X x) {                                                             \
-    if constexpr (sizeof(E<X>) == 8) return library::name(x);                                     \
-    else if constexpr (is_scalar<X>) return vector_##name(full<V<float, 4>>(x))[0];               \
-    else return vector_##name(x);                                                                 \
+// A scalar is computed in a vector of 4 lanes, so that it gives the very bits a vector would.
+#ifdef __FMA__
+#define DV_OF_DOUBLE(name, x)                                                                     \
+  if constexpr (is_scalar<X>) return double_##name(full<V<double, 4>>(x))[0];                     \
+  else return double_##name(x);
+#else
+#define DV_OF_DOUBLE(name, x) return library::name##_(x);
+#endif
+#define DV_FUNCTION(name)                                                                         \
+  template <class X> DV X name##_(X x) {                                                          \
+    if constexpr (sizeof(E<X>) == 8) { DV_OF_DOUBLE(name, x) }                                    \
+    else if constexpr (is_scalar<X>) return vector_##name##_(full<V<float, 4>>(x))[0];            \
+    else return vector_##name##_(x);                                                              \
   }
 
 // 2^n * p for integral n in -252 .. 254, through two factors so that subnormals come out right.
@@ -62,39 +39,14 @@ template <class X> DV X vector_exp_(X x) {
   X r = fma_(n, full<X>(2.12194440e-4f), fma_(n, full<X>(-0.693359375f), y));
   return scale(exp_series(r), n);
 }
-// The same for double, whose integers are made by way of a number of which they are the low bits.
-template <class X> DV X double_exp(X x) {
-  X y = sel(mask(x < -746.), full<X>(-746.), x);
-  y = sel(mask(y > 710.), full<X>(710.), y);
-  X n = round_(y * 1.4426950408889634);
-  X r = fma_(n, full<X>(-1.90821492927058770002e-10), fma_(n, full<X>(-6.93147180369123816490e-1), y));
-  constexpr double terms[] = {1. / 479001600, 1. / 39916800, 1. / 3628800, 1. / 362880, 1. / 40320,
-                              1. / 5040, 1. / 720, 1. / 120, 1. / 24, 1. / 6, 0.5, 1., 1.};
-  X p = full<X>(1. / 6227020800);
-  for (double term : terms) p = fma_(p, r, full<X>(term));
-  const double low = 6755399441055744.;  // 1.5 * 2^52
-  X half = round_(n * 0.5 - 0.25);  // rounded down, or to nearest
-  auto i = bits<like<int64_t, X>>(half + low), j = bits<like<int64_t, X>>(n - half + low);
-  return p * bits<X>((i + 1023) << 52) * bits<X>((j + 1023) << 52);
-}
-template <class X> DV X exp_(X x) {
-  if constexpr (sizeof(E<X>) == 8) {
-#ifdef __FMA__
-    if constexpr (is_scalar<X>) return double_exp(full<V<double, 2>>(x))[0];
-    else return double_exp(x);
-#else
-    return library::exp_(x);
-#endif
-  } else if constexpr (is_scalar<X>) return vector_exp_(full<V<float, 4>>(x))[0];
-  else return vector_exp_(x);
-}
+DV_FUNCTION(exp)
 template <class X> DV X vector_exp2_(X x) {
   X y = sel(mask(x < -152.f), full<X>(-152.f), x);
   y = sel(mask(y > 129.f), full<X>(129.f), y);
   X n = round_(y);
   return scale(exp_series((y - n) * 0.693147181f), n);
 }
-DV_FLOAT_FUNCTION(exp2_)
+DV_FUNCTION(exp2)
 template <class X> DV X vector_expm1_(X x) {
   X s = horner(x, full<X>(1.f / 362880), 1.f / 40320, 1.f / 5040, 1.f / 720, 1.f / 120, 1.f / 24,
                1.f / 6, 0.5f);
@@ -102,7 +54,7 @@ template <class X> DV X vector_expm1_(X x) {
   near = sel(mask(x == 0), x, near);
   return sel(mask(fabs_(x) < 0.6f), near, vector_exp_(x) - 1);
 }
-DV_FLOAT_FUNCTION(expm1_)
+DV_FUNCTION(expm1)
 
 // x = m * 2^e with m in sqrt(1/2) .. sqrt(2); log(m) = 2 atanh(s), s = (m-1)/(m+1).
 template <class X> DV X log_parts(X x, X& e) {
@@ -127,13 +79,13 @@ template <class X> DV X vector_log_(X x) {
   X e, m = log_parts(x, e);
   return log_ends(x, fma_(e, full<X>(0.693359375f), fma_(e, full<X>(-2.12194440e-4f), m)));
 }
-DV_FLOAT_FUNCTION(log_)
+DV_FUNCTION(log)
 template <class X> DV X vector_log2_(X x) {
   X e, m = log_parts(x, e);
   // log2(e) = 1.4426950216 + 1.92596e-8
   return log_ends(x, fma_(m, full<X>(1.44269502f), fma_(m, full<X>(1.925963e-8f), e)));
 }
-DV_FLOAT_FUNCTION(log2_)
+DV_FUNCTION(log2)
 template <class X> DV X vector_log1p_(X x) {
   X u = 1 + x;
   X r = vector_log_(u) + (x - (u - 1)) / u;  // the second term: what 1 + x lost
@@ -141,7 +93,7 @@ template <class X> DV X vector_log1p_(X x) {
   r = sel(mask(u == 0), full<X>(-__builtin_inff()), r);
   return sel(mask(fabs_(x) < 1e-7f), x, r);
 }
-DV_FLOAT_FUNCTION(log1p_)
+DV_FUNCTION(log1p)
 
 template <class X> DV X sigmoid_(X x) { return 1 / (1 + exp_(0 - x)); }
 template <class X> DV X vector_tanh_(X x) {
@@ -150,7 +102,7 @@ template <class X> DV X vector_tanh_(X x) {
   X t = vector_expm1_(a + a);
   return copysign_(t / (t + 2), x);
 }
-DV_FLOAT_FUNCTION(tanh_)
+DV_FUNCTION(tanh)
 // x * P(x^2) / Q(x^2), fitted to erf on 0 .. 3.9242; it rounds to 1 beyond. The few beyond 2.5 are
 // 1 - 2^R(x), with R fitted to the logarithm of erfc: never above 1, and 1 - erf(x) is as exact.
 template <class X> DV X vector_erf_(X x) {
@@ -171,7 +123,7 @@ template <class X> DV X vector_erf_(X x) {
   }
   return copysign_(r, x);
 }
-DV_FLOAT_FUNCTION(erf_)
+DV_FUNCTION(erf)
 
 // Quarter turns: x = n * pi/2 + r. Large arguments go to the C library.
 template <class X> DV X quarter(X x, like<int32_t, X>& n) {
@@ -201,15 +153,44 @@ template <class X> DV X vector_sin_(X x) {
   if (__builtin_expect(any(mask(fabs_(x) > 1e4f)), 0)) return library::sin_(x);
   return sel(mask(x == 0), x, sine(x, 0));
 }
-DV_FLOAT_FUNCTION(sin_)
+DV_FUNCTION(sin)
 template <class X> DV X vector_cos_(X x) {
   if (__builtin_expect(any(mask(fabs_(x) > 1e4f)), 0)) return library::cos_(x);
   return sine(x, 1);
 }
-DV_FLOAT_FUNCTION(cos_)
+DV_FUNCTION(cos)
+// Halves of a vector, and two halves as one. (By way of memory, a wide read would wait for two narrow
+// writes.)
 template <int at, class H, class X> DV H part(const X& x) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(X) == 64)
+    return bits<H>(__builtin_ia32_extractf64x4_mask(bits<V<double, 8>>(x), at, V<double, 4>{}, -1));
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(X) == 32)
+    return bits<H>(__builtin_ia32_vextractf128_ps256(bits<V<float, 8>>(x), at));
+#endif
   H r;
   __builtin_memcpy(&r, (const char*)&x + at * sizeof r, sizeof r);
+  return r;
+}
+template <class X, class H> DV X both(H low, H high) {
+  X r;
+#ifdef __AVX512F__
+  if constexpr (sizeof(X) == 64) {
+    auto wide = V<double, 8>{};
+    wide = __builtin_ia32_insertf64x4_mask(wide, bits<V<double, 4>>(low), 0, wide, -1);
+    return bits<X>(__builtin_ia32_insertf64x4_mask(wide, bits<V<double, 4>>(high), 1, wide, -1));
+  }
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(X) == 32) {
+    auto wide = __builtin_ia32_ps256_ps(bits<V<float, 4>>(low));
+    return bits<X>(__builtin_ia32_vinsertf128_ps256(wide, bits<V<float, 4>>(high), 1));
+  }
+#endif
+  __builtin_memcpy(&r, &low, sizeof low);
+  __builtin_memcpy((char*)&r + sizeof low, &high, sizeof high);
   return r;
 }
 // A function of doubles at floats, which is rounded once: as many at a time as fill a register.
@@ -221,12 +202,8 @@ template <class F, class X, class... Y> DV X in_double(F f, X x, Y... y) {
 #endif
   if constexpr (lanes<X> > most) {
     using H = V<float, lanes<X> / 2>;
-    X r;
     H low = in_double(f, part<0, H>(x), part<0, H>(y)...);
-    H high = in_double(f, part<1, H>(x), part<1, H>(y)...);
-    __builtin_memcpy(&r, &low, sizeof low);
-    __builtin_memcpy((char*)&r + sizeof low, &high, sizeof high);
-    return r;
+    return both<X>(low, in_double(f, part<1, H>(x), part<1, H>(y)...));
   } else return cast<float>(f(cast<double>(x), cast<double>(y)...));
 }
 template <class D> DV D tangent(D d) {
@@ -243,7 +220,7 @@ template <class X> DV X vector_tan_(X x) {
   if (__builtin_expect(any(mask(fabs_(x) > 512.f)), 0)) return library::tan_(x);
   return sel(mask(x == 0), x, in_double([](auto d) { return tangent(d); }, x));
 }
-DV_FLOAT_FUNCTION(tan_)
+DV_FUNCTION(tan)
 
 // The angle of a slope y / x, of numbers that are not negative. (The polynomial was fitted at
 // Chebyshev points: a relative error of 3e-9.)
@@ -260,7 +237,7 @@ template <class X> DV X vector_atan_(X x) {
   auto arc = [](auto y) { return angle(y, full<decltype(y)>(1.)); };
   return copysign_(in_double(arc, fabs_(x)), x);
 }
-DV_FLOAT_FUNCTION(atan_)
+DV_FUNCTION(atan)
 // The same of two arguments.
 #define DV_FLOAT_FUNCTION2(name)                                                                  \
   template <class X> DV X name(X x, X y) {                                                        \
@@ -318,27 +295,5 @@ template <class X> DV X gcd_(X x, X y) {
     return b;
   });
 }
-// The inverse of erf: Winitzki's estimate, then Newton steps in double.
-DV double erfinv_double(double x) {
-  if (!(x > -1 && x < 1)) {
-    if (x == 1 || x == -1) return x * __builtin_inf();
-    return __builtin_nan("");
-  }
-  if (x == 0) return x;
-  double l = __builtin_log1p(-x * x), b = 2 / (3.14159265358979323846 * 0.147) + l / 2;
-  double y = __builtin_copysign(__builtin_sqrt(__builtin_sqrt(b * b - l / 0.147) - b), x);
-  bool far = __builtin_fabs(x) > 0.5;
-  for (int i = 0; i < 4; ++i) {
-    // near the ends erfc keeps the digits that erf loses
-    double error = far ? (x > 0 ? (1 - x) - __builtin_erfc(y) : __builtin_erfc(-y) - (1 + x))
-                       : __builtin_erf(y) - x;
-    y -= error / (1.12837916709551257390 * __builtin_exp(-y * y));
-  }
-  return y;
-}
-template <class X> DV X erfinv_(X x) {
-  return each(x, [](E<X> v) -> E<X> { return (E<X>)erfinv_double(v); });
-}
 
 }  // namespace dovetail_simd
-using namespace dovetail_simd;

@@ -29,9 +29,13 @@ BLOCK = 4096
 SHORT_ROW = 8
 # Elements a work item should have at least; dimensions are taken into it until it does.
 ITEM_ELEMENTS = 1024
-# A variable along which most lanes of a vector would be empty, and one that has enough of them.
+# A variable along which most lanes of a vector would be empty (of a loop that only reduces, where
+# what lies across is read in whole vectors), and one that has enough of them.
 SHORT_VECTOR = 2
+SHORT_REDUCTION = 4
 LONG_VECTOR = 64
+# The cost of an op that is worth a vector even if its operands are gathered lane by lane.
+GATHER_COST = 5
 # Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
 WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
@@ -335,8 +339,19 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
         if best is None or score >= best[0]:
             best = (score, var)
     if best is None or best[0] <= 0:
-        return None
-    if kernel.columns and not scanned and hint_of(best[1].size) <= SHORT_VECTOR:
+        reduces = any(nest.reduction is not None for nest in kernel.nests)
+        costly = any(
+            isinstance(node, Apply) and SCALAR_OPS[node.op].cost >= GATHER_COST
+            for nest in kernel.nests
+            for node in walk(nest.values)
+        )
+        if not (reduces or costly) or scanned:
+            return None
+        # One element after the other, a reduction would wait for itself.
+        return _longest_at_strides(kernel, [index for index, _, _ in accesses], scalar_only)
+    only_reduces = all(nest.reduction is not None for nest in kernel.nests)
+    short_size = SHORT_REDUCTION if only_reduces else SHORT_VECTOR
+    if kernel.columns and not scanned and hint_of(best[1].size) <= short_size:
         long = _longest_at_strides(kernel, [index for index, _, _ in accesses], scalar_only)
         return best[1] if long is None else long
     short = scanned and best[1] in kernel.columns and hint_of(best[1].size) < SHORT_ROW

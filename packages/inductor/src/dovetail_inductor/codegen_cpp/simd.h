@@ -350,10 +350,41 @@ template <int N, class T, class M> DV auto ldm(const T* p, M m) {
   for (int i = 0; i < N; ++i) if (m[i]) v[i] = raw[i];
   return widen_raw<T>(v);
 }
+// f(i) in lane i. (Written into a vector one after the other, they would go by way of memory.)
+template <int N, class F> DV auto lane_values(F f) {
+  using U = decltype(f(0));
+  if constexpr (N == 4) return V<U, 4>{f(0), f(1), f(2), f(3)};
+  else if constexpr (N == 8) return V<U, 8>{f(0), f(1), f(2), f(3), f(4), f(5), f(6), f(7)};
+  else {
+    V<U, N> v;
+    for (int i = 0; i < N; ++i) v[i] = f(i);
+    return v;
+  }
+}
+// p[i * S] in lane i, by way of whole vectors, of which none begins or ends beyond these elements.
+template <int S, int N, class U> DV V<U, N> strided(const U* p) {
+  V<typename signed_of<sizeof(U)>::type, N> from;
+  for (int i = 0; i < N; ++i) from[i] = i * S < N ? i * S : 0;
+  auto r = __builtin_shuffle(raw_load<N, U>(p), from);
+  for (int j = 1; j < S; ++j) {
+    const int start = j < S - 1 ? j * N : (N - 1) * (S - 1);
+    for (int i = 0; i < N; ++i) from[i] = i * S / N == j ? N + i * S - start : i;
+    r = __builtin_shuffle(r, raw_load<N, U>(p + start), from);
+  }
+  return r;
+}
 template <int N, class T> DV auto lds(const T* p, int64_t stride, int n = N) {
   V<R<T>, N> v = {};
   auto raw = (const R<T>*)p;
-  for (int i = 0; i < N; ++i) if (N == n || i < n) v[i] = raw[i * stride];
+#ifdef __AVX2__
+  if constexpr (sizeof(T) >= 4) {
+    if (n == N && stride == 2) return widen_raw<T>(strided<2, N>(raw));
+    if (n == N && stride == 3) return widen_raw<T>(strided<3, N>(raw));
+    if (n == N && stride == 4) return widen_raw<T>(strided<4, N>(raw));
+  }
+#endif
+  if (n == N) return widen_raw<T>(lane_values<N>([=](int i) { return raw[i * stride]; }));
+  for (int i = 0; i < N; ++i) if (i < n) v[i] = raw[i * stride];
   return widen_raw<T>(v);
 }
 // Lane i gets p[-i].
@@ -365,7 +396,8 @@ template <int N, class T> DV auto ldr(const T* p, int n = N) {
 template <int N, class T, class I> DV auto ldi(const T* p, I at, int n = N) {
   V<R<T>, N> v = {};
   auto raw = (const R<T>*)p;
-  for (int i = 0; i < N; ++i) if (N == n || i < n) v[i] = raw[at[i]];
+  if (n == N) return widen_raw<T>(lane_values<N>([=](int i) { return raw[at[i]]; }));
+  for (int i = 0; i < N; ++i) if (i < n) v[i] = raw[at[i]];
   return widen_raw<T>(v);
 }
 template <int N, class T, class I, class M> DV auto ldim(const T* p, I at, M m, int n = N) {

@@ -17,6 +17,7 @@ from dovetail_prims.decompositions._common import aten, where
 
 DOUBLE = torch.float64
 _POINTS = 40
+_LONG = 8
 _TINY = 2.0**-57  # beside the largest coefficient, a polynomial's end
 Scaled = Callable[[Any, Any], Any]  # of the module mpmath and a number
 
@@ -51,7 +52,16 @@ def coefficients(function: Scaled, low: float, high: float) -> tuple[float, ...]
 
 
 def horner(t: Tensor, powers: tuple[float, ...]) -> Tensor:
-    """The polynomial of t with these coefficients, that of t^0 first"""
+    """The polynomial of t with these coefficients, that of t^0 first; of many the even powers and
+    the odd ones by themselves, as each step waits for the one before it"""
+    if len(powers) >= _LONG:
+        square = aten.mul.Tensor(t, t)
+        odd_part = aten.mul.Tensor(_chain(square, powers[1::2]), t)
+        return aten.add.Tensor(_chain(square, powers[::2]), odd_part)
+    return _chain(t, powers)
+
+
+def _chain(t: Tensor, powers: tuple[float, ...]) -> Tensor:
     out: Tensor | None = None
     for power in reversed(powers):
         if out is None:
