@@ -54,7 +54,14 @@ def test_layers_train_as_one_graph(name: str, mode: str) -> None:
     check(net, torch.randn(5, 7, 16, device="cuda"), mode=mode, calls=8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64,
+        pytest.param(torch.float16, marks=pytest.mark.library_products),
+        pytest.param(torch.bfloat16, marks=pytest.mark.library_products),
+    ],
+)
 def test_types(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check(nn.LSTM(16, 32).to("cuda", dtype), torch.randn(5, 7, 16, device="cuda", dtype=dtype))
@@ -86,6 +93,7 @@ def test_weights_that_do_not_lie_in_one_buffer() -> None:
     check(net, torch.randn(5, 7, 16, device="cuda"))
 
 
+@pytest.mark.library_products
 def test_autocast() -> None:
     torch.manual_seed(0)
     net = nn.LSTM(16, 32, 2, bidirectional=True).cuda()
