@@ -103,3 +103,10 @@ def test_the_gradient_of_a_gradient() -> None:
         return torch.autograd.grad(first.square().sum(), x)[0]
 
     torch.testing.assert_close(slope(compiled), slope(net))
+
+
+def test_whether_layers_may_be_cudnns_is_guarded() -> None:
+    net = nn.GRU(4, 5)
+    compiled = dovetail.compile(net, backend="eager", fullgraph=True)
+    compiled(torch.randn(3, 2, 4))
+    assert "torch's cudnn is" in capture.explain_guards(compiled)

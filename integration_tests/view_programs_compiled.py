@@ -38,7 +38,6 @@ from view_programs import (
     varied,
 )
 
-# What they write, or may be written to through them, autograd does not see.
 __all__ = ["Input", "Program", "Step", "check_compiled", "random_program"]
 
 

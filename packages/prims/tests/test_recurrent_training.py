@@ -4,6 +4,7 @@ compare them with eager there.)"""
 from __future__ import annotations
 
 import dovetail_prims.recurrent as recurrent
+import dovetail_prims.recurrent_training as recurrent_training
 import pytest
 import torch
 from dovetail_prims.fake_tensor import make
@@ -79,6 +80,21 @@ def test_where_eager_does_not_call_cudnn_nothing_stands_for_the_call(monkeypatch
     assert form(x, state[0], params, True, 1, 0.0, True, True, True) is NotImplemented
     y, _ = form(x, state[0], params, True, 1, 0.0, False, True, True)  # no training
     assert y.shape == (3, 7, 10)
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_lack_of_layers(monkeypatch):
+    layers = recurrent_training._Layers("gru", True, False, 1, 5, 0)
+    shapes = ((7, 3, 6), (1, 3, 5), (15, 6), (15, 5), (15,), (15,))
+    asked = layers, torch.gru, shapes, 1, torch.float32, CPU
+
+    def fails(*_):
+        raise errors.pop()
+
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", fails)
+    errors = [RuntimeError("no such type"), torch.OutOfMemoryError("no memory")]
+    with pytest.raises(torch.OutOfMemoryError):
+        recurrent_training._asked(*asked, (True, True))
+    assert recurrent_training._asked(*asked, (True, False)) is None
 
 
 def test_a_gradients_gradient_is_refused():

@@ -95,13 +95,13 @@ class Roles:
     def _lent(self) -> set[Node]:
         """The inputs that a caller may write to before the backward, as eager lets him: it keeps
         others for it. Parameters and buffers stay what they are until an optimizer's step; but not
-        rates and counts."""
+        rates and counts, which are numbers."""
         return {
             node
             for node in self.primals
             if node not in self.kept_by_eager
             and isinstance(value := node.meta["val"], FakeTensor)
-            and not (node.meta.get(STATIC, False) and (value._sizes or value.requires_grad))
+            and not (node.meta.get(STATIC, False) and value._sizes)
         }
 
     def _is_kept_by_eager(self, node: Node) -> bool:

@@ -142,6 +142,8 @@ def _asked(
                     params, layers.arrays, x.shape[-1], mode, hidden, projected, count, False,
                     layers.bidirectional,
                 )  # fmt: skip
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:  # a type that cuDNN has no layers of
             return None
         places = tuple(int(value.storage_offset()) for value in params)
@@ -270,5 +272,5 @@ def _backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
 def _no_double_backward(ctx: Any, *grads: Any) -> Any:
     raise NotImplementedError(
         "the gradient of a recurrent layer's gradient: cuDNN, which eager calls here, too, has "
-        "none. Disable it (torch.backends.cudnn.flags(enabled=False)) for the forward"
+        "none. Disable it (torch.backends.cudnn.flags(enabled=False)) around the forward"
     )

@@ -106,30 +106,30 @@ template <class D> DV Power<D> power_of(D x) {
   D r = t - c;
   return power_of_rest(n, r, (t - r) - c);
 }
-template <class D> __attribute__((noinline, unused)) static D exp_anywhere(D x) {
-  D y = x < -746. ? full<D>(-746.) : x;
-  Power<D> e = power_of(y > 710. ? full<D>(710.) : y);
+// A power between the least argument of which it is not 0 and the largest of which it is finite;
+// where all arguments are smaller than `usual`, all results are normal numbers.
+template <class D, class F>
+__attribute__((noinline, unused)) static D power_anywhere(D x, F f, double least, double largest) {
+  D y = x < least ? full<D>(least) : x;
+  Power<D> e = f(y > largest ? full<D>(largest) : y);
   return scaled_anywhere(joined(e.whole), e.n);
 }
-template <class D> DV D double_exp(D x) {
-  if (__builtin_expect(any(!(fabs_(x) < 708.)), 0)) return exp_anywhere(x);
-  Power<D> e = power_of(x);
+template <class D, class F>
+DV D power_within(D x, F f, double usual, double least, double largest) {
+  if (__builtin_expect(any(!(fabs_(x) < usual)), 0)) return power_anywhere(x, f, least, largest);
+  Power<D> e = f(x);
   return scaled(joined(e.whole), e.n);
+}
+template <class D> DV D double_exp(D x) {
+  return power_within(x, [](D y) { return power_of(y); }, 708., -746., 710.);
 }
 template <class D> DV Power<D> power_of_two_at(D x) {
   D n = x + low_bits - low_bits;
   Pair<D> r = product(x - n, full<D>(0.6931471805599453));
   return power_of_rest(n, r.hi, fma_(x - n, full<D>(2.3190468138462996e-17), r.lo));
 }
-template <class D> __attribute__((noinline, unused)) static D exp2_anywhere(D x) {
-  D y = x < -1080. ? full<D>(-1080.) : x;
-  Power<D> e = power_of_two_at(y > 1025. ? full<D>(1025.) : y);
-  return scaled_anywhere(joined(e.whole), e.n);
-}
 template <class D> DV D double_exp2(D x) {
-  if (__builtin_expect(any(!(fabs_(x) < 1021.)), 0)) return exp2_anywhere(x);
-  Power<D> e = power_of_two_at(x);
-  return scaled(joined(e.whole), e.n);
+  return power_within(x, [](D y) { return power_of_two_at(y); }, 1021., -1080., 1025.);
 }
 template <class D> DV D double_expm1(D x) {
   D y = x < -40. ? full<D>(-40.) : x;

@@ -205,6 +205,12 @@ def folded(fn: Callable[..., Any]) -> Handler:
     return run
 
 
+def recurrent_layers(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.lstm` and its like: whether they are cuDNN's is decided when they are recorded."""
+    vm.session.guard_state("cudnn", READERS["cudnn"]())
+    return PASS
+
+
 def of_gpu(fn: Callable[..., Any]) -> Handler:
     """A fact of a GPU, run at capture. Which GPU is the current one is not guarded: that matters
     where there are several."""
@@ -352,6 +358,7 @@ HANDLERS: dict[Any, Handler] = {
     torch._assert: lambda vm, args, kwargs: _torch_assert(vm, args),
     **{fn: folded(fn) for fn in _FOLDED},
     **{fn: of_gpu(fn) for fn in _OF_GPU},
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), recurrent_layers),
     **{fn: refused(reason) for fn, reason in _UNSUPPORTED.items()},
 }
 
