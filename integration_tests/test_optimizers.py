@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -255,14 +255,14 @@ def test_the_gradient_of_a_learning_rate(optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_a_search_by_data_calls_a_compiled_closure(search: str | None) -> None:
-    """LBFGS decides by its losses at every turn: its closure is compiled, the rest is eager's."""
+def test_a_search_by_data_is_compiled_in_parts(search: str | None) -> None:
+    """LBFGS decides by its losses at every turn: Python drives it, what it computes is compiled."""
     x, y = torch.randn(32, 8, dtype=torch.float64), torch.randn(32, 4, dtype=torch.float64)
 
-    def run(wrap: Callable[[Any], Any]) -> tuple[list[float], list[Tensor], Any]:
+    def run(wrap: Callable[[Any], Any]) -> tuple[list[float], Any]:
         net = model().double()
         optimizer = torch.optim.LBFGS(
-            net.parameters(), lr=0.1, max_iter=4, history_size=5, line_search_fn=search
+            net.parameters(), lr=0.1, max_iter=4, history_size=21, line_search_fn=search
         )
 
         def closure() -> Tensor:
@@ -272,41 +272,38 @@ def test_a_search_by_data_calls_a_compiled_closure(search: str | None) -> None:
             return loss
 
         step = wrap(optimizer.step)
-        losses = [step(closure).item() for _ in range(200)]
-        return losses, [p.detach() for p in net.parameters()], step
+        return [step(closure).item() for _ in range(200)], step
 
-    graphs = []
-
-    def as_it_is(gm: Any, example_inputs: Any) -> Callable[..., Any]:
-        graphs.append(gm)
-        return cast(Callable[..., Any], gm.forward)
-
-    losses, params, step = run(lambda step: dovetail.compile(step, backend=as_it_is))
-    their_losses, their_params, _ = run(lambda step: step)
-    # (Where it ends up depends on the last bit of every gradient.)
-    assert losses == their_losses
-    assert all(map(torch.equal, params, their_params))
-    assert 0 < len(graphs) <= 3
-    (told,) = dovetail.report(step).breaks
-    assert told.reason == "float() of a tensor" and told.filename.endswith("lbfgs.py")
+    losses, step = run(dovetail.compile)
+    their_losses, _ = run(lambda step: step)
+    # (What is rounded otherwise grows with every step, until both have converged.)
+    torch.testing.assert_close(losses[:15], their_losses[:15], rtol=1e-7, atol=0)
+    assert losses[-1] < 1e-4 * losses[0] and their_losses[-1] < 1e-4 * losses[0]
+    told = dovetail.report(step)
+    assert 5 < told.graphs <= 16 and not told.plain_frames
+    (broken,) = told.breaks
+    assert broken.reason.startswith("LBFGS decides by its losses at every turn")
 
 
-def test_a_step_by_sparse_gradients_is_eagers() -> None:
-    def run(wrap: Callable[[Any], Any]) -> tuple[list[Tensor], dict[str, Any], Any]:
+def test_a_step_by_sparse_gradients_is_compiled_in_parts() -> None:
+    def run(wrap: Callable[[Any], Any]) -> tuple[Tensor, dict[str, Any], Any]:
         torch.manual_seed(0)
-        table = nn.EmbeddingBag(50, 8, sparse=True, mode="sum")
+        table = nn.EmbeddingBag(50, 8, sparse=True, mode="sum", dtype=torch.float64)
         optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.01)
         step = wrap(optimizer.step)
         for _ in range(200):
             optimizer.zero_grad()
             table(torch.randint(0, 50, (4, 3))).square().sum().backward()
             step()
-        return [table.weight.detach()], optimizer.state_dict()["state"][0], step
+        return table.weight.detach(), optimizer.state_dict()["state"][0], step
 
     ours, state, step = run(dovetail.compile)
     theirs, their_state, _ = run(lambda step: step)
-    assert torch.equal(ours[0], theirs[0]) and state["step"] == their_state["step"]
-    assert all(torch.equal(state[key], their_state[key]) for key in ("exp_avg", "exp_avg_sq"))
-    assert [told.reason for told in dovetail.report(step).breaks] == [
-        "`coalesce` called with a torch.sparse_coo tensor"
-    ]
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert state.keys() == their_state.keys() and state["step"] == their_state["step"]
+    for name in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(state[name], their_state[name], rtol=1e-9, atol=1e-12)
+    told = dovetail.report(step)
+    assert 0 < told.graphs <= 4 and not told.extern_calls
+    (broken,) = told.breaks
+    assert broken.reason.startswith("SparseAdam has sparse gradients")

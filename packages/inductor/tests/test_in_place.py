@@ -288,3 +288,32 @@ def test_reductions_at_places_are_made_where_the_input_lies(how: str) -> None:
 
     plan = check(fn, (torch.randn(70), torch.randint(0, 70, (90,)), torch.randn(90)), {0: 0}, (0,))
     assert len(plan.kernels) == 1, "no copy before, and none after"
+
+
+def rows_stepped(p: Tensor, m: Tensor, at: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    """Rows of two tables get values that are made of their old ones."""
+    new = m[at] * 0.9 + g
+    m = m.index_put((at,), new)
+    return p.index_put((at,), p[at] - 0.1 * new), m
+
+
+@pytest.mark.parametrize("options", [None, TRITON], ids=["cpp", "triton"])
+def test_rows_made_of_their_old_values_are_all_that_is_written(
+    options: InductorOptions | None,
+) -> None:
+    at = torch.randint(0, 30, (90,))  # most of them more than once
+    rows = torch.randn(300, 40)[at]
+    plan = check(rows_stepped, (P, M, at, rows), {0: 0, 1: 1}, (0, 1), options)
+    made = [s.spec.shape for s in plan.steps if isinstance(s, Allocate)]
+    assert made and (300, 40) not in made
+
+
+def test_old_values_that_are_read_later_are_copied() -> None:
+    """Where what was written decides what is read of the old value, that has to be kept."""
+
+    def fn(m: Tensor, at: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        new = m.index_put((at,), m[at] + g)
+        return new, m.index_select(0, new.sum(1).argsort()[:1])
+
+    at = torch.randint(0, 300, (90,))
+    check(fn, (M, at, torch.randn(300, 40)[at]), {0: 0}, ())

@@ -61,6 +61,7 @@ from dovetail_capture.skip import (
     runs_with_capture_off,
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance
+from dovetail_capture.stepping.table import stepping_of
 from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept
 from dovetail_capture.unwinding import leave_blocks
 
@@ -179,6 +180,10 @@ class CaptureContext:
         if getattr(func, "_torchdynamo_disable", False):
             recursive = getattr(func, "_torchdynamo_disable_recursive", True)
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
+        stepping = stepping_of(code)
+        if stepping is not None:
+            guard = self._compile_guards(GuardSet(()), code)
+            return self.hook.add(code, guard, stepping.code)
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):

@@ -26,7 +26,10 @@ _OTHER_COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.
 # Torch's modules that are made of the user's: where a graph breaks inside of one, what surrounds
 # the break is worth a graph of its own.
 _MODULES = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
-_CAPTURED = tuple(f"{_MODULES}{name}.py" for name in ("container", "transformer"))
+_CAPTURED = (
+    *(f"{_MODULES}{name}.py" for name in ("container", "transformer")),
+    os.path.join(os.path.dirname(__file__), "stepping", "parts.py"),  # (of what Python drives)
+)
 
 
 def module_of(obj: Any) -> str:

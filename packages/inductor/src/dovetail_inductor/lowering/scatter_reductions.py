@@ -154,7 +154,7 @@ def _index_reduce(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict
         points = points_along(ctx, base, dim, index, source, base.dtype)
         return _reduce(ctx, node, base, points, name, include_self)
     dim %= len(base.shape)
-    make_cheap(ctx, source, index)
+    make_cheap(ctx, base, source, index)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, (indices[dim],))
@@ -172,7 +172,7 @@ def _embedding_backward(
     if by_frequency or not is_ours(ctx, value, "add", gradient.shape):
         return NotImplemented
     b = ctx.builder
-    make_cheap(ctx, gradient, index)
+    make_cheap(ctx, None, gradient, index)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, indices[:-1])

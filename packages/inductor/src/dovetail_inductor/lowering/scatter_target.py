@@ -128,12 +128,18 @@ class Target:
         return value
 
 
-def make_cheap(ctx: Context, *values: Any) -> None:
-    """Compute in parallel, before, what a scatter would compute one after another."""
+def make_cheap(ctx: Context, base: Value | None, *values: Any) -> None:
+    """Compute before what a scatter over `base` would compute one element after another, where
+    loops run in parallel; and what it would read of a larger `base` itself, which then need not be
+    kept as it was."""
+    own = base.stored.buffer if base is not None and base.stored is not None else None
     for value in values:
-        if isinstance(value, Value) and value.stored is None and not ctx.on_gpu:
-            if ctx.cost(value).cost > SOURCE_COST:
-                ctx.realize(value)
+        if not isinstance(value, Value) or value.stored is not None:
+            continue
+        cost = ctx.cost(value)
+        smaller = base is not None and hint_of(value.numel) < hint_of(base.numel)
+        if (own in cost.buffers and smaller) or (not ctx.on_gpu and cost.cost > SOURCE_COST):
+            ctx.realize(value)
 
 
 def element_of(ctx: Context, source: Any, indices: Indices, dtype: torch.dtype) -> Expr:
@@ -160,7 +166,7 @@ def points_along(
 
         return index.shape, only
     dim %= len(base.shape)
-    make_cheap(ctx, source, index)
+    make_cheap(ctx, base, source, index)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, indices)

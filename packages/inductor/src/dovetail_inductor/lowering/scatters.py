@@ -61,7 +61,7 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     whole = (*others[:lead], *shape, *others[lead:])
     if not is_ours(ctx, value, combine, whole):
         return NotImplemented
-    make_cheap(ctx, source, *used)
+    make_cheap(ctx, base, source, *used)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         own = picked_indices(ctx, picks, base.shape, (lead, shape), indices, None)

@@ -14,6 +14,7 @@ from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.loop_ir.expr import Apply, walk
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.scheduler.in_place import copies_for_scatters
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
 
@@ -111,9 +112,11 @@ class _Combiner:
             self.writer |= dict.fromkeys(writes_of(step), position)
             names = step.reads() | writes_of(step)
             self.moved.append(self.moved[-1] + sum(graph.buffers[n].nbytes for n in names))
+        # (Which may not be needed, if what they share no launch with comes before.)
+        copies = copies_for_scatters(graph.steps, [n for n in graph.inputs if n is not None])
         for position, step in enumerate(graph.steps):
             kind = None
-            if isinstance(step, FusedKernel):
+            if isinstance(step, FusedKernel) and step.nests[0].buffer not in copies:
                 kind = kind_of(step, graph.buffers, options)
             if kind is not None:
                 cold = self._is_cold(position, step)

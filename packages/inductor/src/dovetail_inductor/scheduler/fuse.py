@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
+from dovetail_inductor.loop_ir.expr import Load
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, Strided
 from dovetail_inductor.options import InductorOptions
@@ -37,6 +38,7 @@ class _Fuser:
             lambda uid: self.predecessors(self.units[uid]),
         )
         self.kept = {o.buffer for o in graph.outputs if isinstance(o, Strided)}
+        self.begun_as = _begun_as(graph)
         drawn = ""  # what the last call that drew random numbers left: they keep their order
         for position, node in enumerate(graph.nodes):
             if isinstance(node, ExternCall):
@@ -134,6 +136,8 @@ class _Fuser:
         whole = a.whole | b.whole
         if whole & a.writes & b.reads:
             return False
+        if any(self.begun_as.get(name) in a.reads for name in b.whole):
+            return False  # (read before, the tensor can be written where it lies)
         return not whole or self.options.on_gpu(self.graph.buffers[next(iter(whole))].device)
 
     def _for_it_alone(self, a: Unit, b: Unit) -> bool:
@@ -272,6 +276,21 @@ class _Fuser:
         if b.writes & a.reads:
             return False
         return a.order < b.order
+
+
+def _begun_as(graph: LoopGraph) -> dict[str, str]:
+    """The buffers that scatters write -> the input that they are a copy of before."""
+    found: dict[str, str] = {}
+    for nest in graph.nodes:
+        if isinstance(nest, ExternCall):
+            continue
+        body = nest.body
+        if nest.scatter is not None and nest.scatter.over in found:
+            found[nest.buffer] = found[nest.scatter.over]
+        elif isinstance(body, Load) and body.buffer in graph.inputs and nest.scatter is None:
+            if nest.reduction is None and body.index == nest.index:
+                found[nest.buffer] = body.buffer
+    return found
 
 
 def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:

@@ -36,6 +36,8 @@ def write_in_place(
 
     Needs steps in the order in which they will run.
     """
+    unchanged = graph
+    graph = _copied_late(graph, overwritten)
     over, accesses = scatters(graph.steps), _Accesses(graph.steps)
     raising = any(_may_raise(step) for step in graph.steps)
     leaving = [o.buffer for o in graph.outputs if isinstance(o, Strided)]
@@ -55,7 +57,7 @@ def write_in_place(
         if seen == 1 and free and _may_take(graph, accesses, chain[-1], source):
             places |= dict.fromkeys(chain, source)
     if not places:
-        return graph, places
+        return unchanged, places
     # What leaves has to be written by a step, be it by a copy of the input onto itself.
     inner = {name: source for name, source in places.items() if name not in leaving}
     steps = [kept for step in graph.steps if (kept := _without_copies(step, inner)) is not None]
@@ -66,6 +68,35 @@ def write_in_place(
         for step in steps
     ]
     return replace(graph, steps=tuple(steps)), places
+
+
+def copies_for_scatters(steps: Sequence[Step], inputs: Iterable[str]) -> dict[str, FusedKernel]:
+    """The kernels that only copy an input, for a scatter to write over, by the buffers they
+    make."""
+    begun, names = set(scatters(steps).values()), list(inputs)
+    return {
+        kernel.nests[0].buffer: kernel
+        for kernel in kernels_of(steps)
+        if len(kernel.nests) == 1
+        and kernel.nests[0].buffer in begun
+        and any(_is_copy(kernel.nests[0], {kernel.nests[0].buffer: name}) for name in names)
+    }
+
+
+def _copied_late(graph: KernelGraph, inputs: Iterable[str]) -> KernelGraph:
+    """The graph where inputs are copied for scatters right before these: what reads an input for
+    another value comes before."""
+    copies = copies_for_scatters(graph.steps, inputs)
+    waiting = {}
+    steps: list[Step] = []
+    for step in graph.steps:
+        name = step.nests[0].buffer if isinstance(step, FusedKernel) else ""
+        if step is copies.get(name):
+            waiting[name] = step
+            continue
+        steps += [waiting.pop(n) for n in sorted(step.reads() & waiting.keys())]
+        steps.append(step)
+    return replace(graph, steps=tuple(steps))
 
 
 class _Accesses:

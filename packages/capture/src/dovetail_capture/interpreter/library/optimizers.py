@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.skip import module_of
+from dovetail_capture.stepping.table import DRIVEN, stepping_of
 
 
 def in_grad_mode_of(step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,8 +132,16 @@ def _unprofiled(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     return vm.call(Constant(contextlib.nullcontext), [], {})
 
 
-# Closures of torch.optim, by their code.
+def _driven(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A step that Python drives (`stepping`): the graph ends before it."""
+    stepping = stepping_of(real.__code__)
+    assert stepping is not None
+    raise GraphBreakSignal(stepping.reason, "leave the step out of the compiled function")
+
+
+# Functions of torch.optim, by their code.
 CODE_HANDLERS = {
+    **dict.fromkeys(DRIVEN, _driven),
     _use_grad_for_differentiable(len).__code__: _optimizer_step,
     torch.optim.Optimizer.zero_grad.__code__: _undisabled,
 }
