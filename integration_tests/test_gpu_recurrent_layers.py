@@ -109,6 +109,44 @@ def test_autocast() -> None:
         torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.library_products
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_inference_under_autocast(name: str) -> None:
+    torch.manual_seed(0)
+    net = LAYERS[name]().cuda().eval()
+
+    @torch.no_grad()
+    def run(x: Tensor) -> Any:
+        with torch.autocast("cuda", torch.float16):
+            return net(x * 2)
+
+    compiled = dovetail.compile(run, fullgraph=True)
+    x = torch.randn(5, 7, 16, device="cuda")
+    (ours, last), (theirs, their_last) = compiled(x), run(x)
+    pairs = [(ours, theirs), *zip(last, their_last, strict=True)]
+    for one, other in pairs:
+        assert one.dtype is other.dtype and one.stride() == other.stride()
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.library_products
+def test_sequences_of_any_length_under_autocast() -> None:
+    torch.manual_seed(0)
+    net = nn.LSTM(16, 32, 2, batch_first=True).cuda()
+
+    def run(x: Tensor) -> Any:
+        with torch.autocast("cuda", torch.bfloat16):
+            return net(x * 2)
+
+    compiled = dovetail.compile(run, fullgraph=True, dynamic=True)
+    for batch, length in ((5, 7), (4, 9), (6, 3)):
+        x = torch.randn(batch, length, 16, device="cuda")
+        for one, other in zip(results(compiled, net, x), results(run, net, x), strict=True):
+            assert one.dtype is other.dtype
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+    assert dovetail.report(compiled).graphs == 1
+
+
 def test_dropout_between_layers() -> None:
     torch.manual_seed(0)
     net = nn.LSTM(16, 32, 3, dropout=0.5).cuda()
