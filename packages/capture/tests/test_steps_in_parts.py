@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -101,7 +102,10 @@ def test_steps_of_both_kinds_take_turns() -> None:
     assert_same_state(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", ["complex", "missing", "sparse", "maximize"])
+MAXIMIZES = "maximize" in signature(torch.optim.LBFGS).parameters  # (not in all versions)
+
+
+@pytest.mark.parametrize("kind", ["complex", "missing", "sparse"] + ["maximize"] * MAXIMIZES)
 def test_gradients_of_all_kinds_are_followed(kind: str) -> None:
     def run(wrap: Wrap) -> tuple[list[float], Any]:
         torch.manual_seed(1)
@@ -204,3 +208,23 @@ def test_rows_are_stepped_as_eagers(shape: tuple[int, ...], way: str) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
     assert_same_state(state, their_state)
     assert_only_broken_for(step, "SparseAdam has sparse gradients", graphs=6)
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])
+def test_steps_that_another_compiler_disabled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own compiler, once used in a process, disables these steps for itself."""
+    cls = getattr(torch.optim, kind)
+    monkeypatch.setattr(cls, "step", torch.compiler.disable(cls.step))
+    param = torch.randn(6, 3).requires_grad_()
+    optimizer = cls([param], lr=0.1)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        rows = nn.functional.embedding(torch.tensor([1, 2, 1]), param, sparse=kind == "SparseAdam")
+        loss = rows.square().sum()
+        loss.backward()
+        return loss
+
+    step = compiled(optimizer.step)
+    assert step(closure) > step(closure)
+    assert step.capture_context.log.counters["graph"] >= 2

@@ -45,6 +45,7 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.leaving import replay_of
+from dovetail_capture.marks import without_others_marks
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recompiles import (
     MadeFor,
@@ -173,6 +174,8 @@ class CaptureContext:
 
     def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         """What the hook is to do with a frame that it has no entry for."""
+        if without_others_marks(func) is not func:
+            return _frame_hook.SKIP  # what it calls is captured all the same
         if runs_with_capture_off(code):
             return _frame_hook.OFF
         if opens_checkpoint(code):

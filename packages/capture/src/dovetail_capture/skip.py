@@ -32,6 +32,10 @@ _CAPTURED = (
 )
 
 
+# What the standard library's `typing` will be.
+_TYPING = f"{os.sep}site-packages{os.sep}typing_extensions.py"
+
+
 def module_of(obj: Any) -> str:
     """The module that a class or function says it is from: it may say none."""
     name = getattr(obj, "__module__", None)
@@ -57,6 +61,8 @@ def is_skipped_file(filename: str) -> bool:
         return True
     if filename in _CAPTURED:
         return False
+    if filename.endswith(_TYPING):
+        return True
     third_party = f"{os.sep}site-packages{os.sep}"
     for directory in skipped_directories():
         if filename.startswith(directory):
