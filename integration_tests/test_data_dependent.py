@@ -169,6 +169,21 @@ def turned(x: Tensor) -> Tensor:
     return x.roll(n, 0) + x.roll((n, 1), (1, 0)).sin()
 
 
+def slices_of_slices(x: Tensor) -> tuple[Tensor, ...]:
+    y = x[x > 0].exp()
+    return y[1:].cumsum(0), y[:-1] * 2, y[-2:], y[1:-1].sin(), y[::2], y[100:], y[:-100] + 1
+
+
+def seen_as_rows(x: Tensor) -> tuple[Tensor, ...]:
+    n = (x > 0).any(1).sum().item()  # 5 in all calls
+    return x.sin().view(n, -1).cumsum(1), x.view(-1, n).softmax(0), x.view(n, x.numel() // n) * 2
+
+
+def cut_as_told(x: Tensor) -> Tensor:
+    n = (x > 0).any(1).sum().item()
+    return torch.ones(n, 3).as_strided((n,), (3,)) * 2
+
+
 PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "nonzero": lambda x: x.nonzero() * 2,
     "mask": lambda x: x[x > 0].sin() * 2,
@@ -217,6 +232,9 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "narrowed": lambda x: x.narrow(0, x.detach()[0].argmax() - 5, 2).sin(),
     "unique rows": lambda x: torch.unique((x > 0).long(), dim=0, return_counts=True),
     "unique columns": lambda x: torch.unique_consecutive((x > 0).float(), dim=1),
+    "slices of what a mask left": slices_of_slices,
+    "seen as rows": seen_as_rows,
+    "cut as told": cut_as_told,
     "empty": lambda x: ((x[x > 1e9] * 2).sum(), x[x > 1e9] + 1),
 }
 
@@ -268,6 +286,22 @@ def test_a_place_outside_is_refused_when_the_program_runs(fn: Any, error: str) -
             fn(x, torch.tensor(outside))
         with pytest.raises((RuntimeError, IndexError), match=error):
             compiled(x, torch.tensor(outside))
+
+
+@pytest.mark.parametrize("shape", [lambda n: (n, -1), lambda n: (-1, n), lambda n: (n, 6 // n)])
+def test_a_view_that_does_not_fit_is_refused_when_the_program_runs(shape: Any) -> None:
+    def fn(x: Tensor, n: Tensor) -> Tensor:
+        return x.view(shape(n.item())) * 2
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    x = torch.randn(6)
+    for fits in (2, 3, 1, 6):
+        torch.testing.assert_close(compiled(x, torch.tensor(fits)), fn(x, torch.tensor(fits)))
+    for other in (4, -2, 7, -1):
+        with pytest.raises(RuntimeError):
+            fn(x, torch.tensor(other))
+        with pytest.raises(RuntimeError):
+            compiled(x, torch.tensor(other))
 
 
 def test_floats_that_no_whole_number_holds_are_pythons() -> None:

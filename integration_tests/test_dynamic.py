@@ -357,3 +357,15 @@ def test_results_of_lists_of_tensors_of_any_size() -> None:
         tensors = [torch.randn(size), torch.randn(size, 3)]
         torch.testing.assert_close(compiled(tensors), largest(tensors))
     assert dovetail.report(compiled).graphs == 1
+
+
+def test_a_size_that_is_the_rest() -> None:
+    def fn(x: Tensor, rows: int, columns: int) -> Tensor:
+        return x.reshape(rows, columns) * 2
+
+    compiled = dovetail.compile(fn, fullgraph=True)
+    x = torch.randn(24)
+    for sizes in ((2, 12), (4, 6), (3, 8), (-1, 2), (4, -1), (-1, 3)):
+        torch.testing.assert_close(compiled(x, *sizes), fn(x, *sizes))
+    with pytest.raises(RuntimeError):
+        compiled(x, -1, 5)

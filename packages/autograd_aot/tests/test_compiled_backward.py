@@ -4,6 +4,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -192,6 +193,21 @@ def test_backward_with_inputs_frees_only_what_ran(context: compiled_autograd) ->
         with pytest.raises(RuntimeError, match="second time"), context:
             y.backward()
     assert context.report.compiled == 2
+
+
+def test_inputs_that_are_no_leaves_keep_their_gradients(context: compiled_autograd) -> None:
+    for seed in range(3):
+        found = []
+        for compiled in (False, True):
+            x, w = leaves((4, 3), (3, 3), seed=seed)
+            h = x @ w
+            with context if compiled else nullcontext():
+                h.sin().sum().backward(inputs=[h, w])
+            found.append((h.grad, w.grad))
+            assert x.grad is None
+        for ours, eager in zip(*found, strict=True):
+            assert torch.equal(ours, eager)
+    assert sum(context.report.on_engine.values()) == 3
 
 
 def test_several_roots_and_given_gradients(context: compiled_autograd) -> None:
@@ -388,6 +404,40 @@ def test_hook_that_changes_its_mind_hands_over_to_the_engine(context: compiled_a
     assert len(calls) == 5
     assert sum(context.report.taken_over.values()) == 1
     assert context.report.compiled == 3
+
+
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
+
+
+def test_a_hook_of_what_gets_no_gradient(context: compiled_autograd) -> None:
+    seen = []
+    for seed in range(3):
+        (x,) = leaves((3,), seed=seed)
+        h = x * 2
+        h.register_hook(lambda g: seen.append(g))
+        with context:
+            (NoGradient.apply(h) + x).sum().backward()
+        assert torch.equal(x.grad, torch.ones(3))
+    assert seen == [None] * 3
+    assert context.report.compiled == 2 and not context.report.on_engine
+
+
+def test_an_error_names_the_hook(context: compiled_autograd) -> None:
+    def halved(g: Tensor) -> Tensor:
+        return g.half()
+
+    (x,) = leaves((3,))
+    h = x * 2
+    h.register_hook(halved)
+    with context, pytest.raises(RuntimeError, match="hook 'halved' has changed the type"):
+        h.sum().backward()
 
 
 def test_error_in_a_hook_is_raised(context: compiled_autograd) -> None:

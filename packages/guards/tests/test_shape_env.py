@@ -110,6 +110,35 @@ def test_divisibility_is_learnt() -> None:
     assert holds(env, 32) and not holds(env, 20)
 
 
+def test_a_division_that_leaves_nothing_over_is_undone() -> None:
+    env = ShapeEnv()
+    u = env.symint(env.create_unbacked())
+    assert str(24 // u * u) != "24"
+    torch._check(u >= 1)
+    torch._check(24 % u == 0)
+    assert 24 // u * u == 24 and u * (24 // u) == 24
+
+
+def test_a_divisor_of_a_number_counts_as_one_that_divides_it() -> None:
+    env = ShapeEnv()
+    u = env.symint(env.create_unbacked())
+    torch._check(u >= 1)
+    torch._check((35 // u) * u == 35)
+    assert (35 // u >= 1).node.answer_of_layout()
+    assert 35 // u * u == 35
+
+
+def test_a_shortcut_for_fewer_than_two_elements_of_a_slice_is_not_taken() -> None:
+    env = ShapeEnv()
+    u = env.symint(env.create_unbacked())
+    ask = (torch.sym_max(u, 1) - torch.sym_min(u, 1) <= 1).node.guard_bool
+    assert ask("SymInt.h", 1) is False
+    with pytest.raises(DataDependentError):
+        ask("", 0)
+    with pytest.raises(DataDependentError):
+        (u <= 2).node.guard_bool("SymInt.h", 1)
+
+
 def test_unbacked_sizes() -> None:
     env = ShapeEnv()
     u = env.symint(env.create_unbacked())

@@ -360,3 +360,20 @@ def test_import_leaves_sympy_alone_and_the_first_op_dynamo() -> None:
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_operator_without_tensor_arguments_is_not_called() -> None:
+    called = []
+
+    def real(length: int) -> Tensor:
+        called.append(length)
+        return torch.zeros(length)
+
+    with torch.library._scoped_library("prims_tests", "DEF") as library:
+        library.define("made(SymInt length) -> Tensor")
+        library.impl("made", real, "CompositeExplicitAutograd")
+        library.impl("made", lambda length: torch.empty(length, device="meta"), "Meta")
+        with FakeMode():
+            made = torch.ops.prims_tests.made(3)
+    assert made.shape == (3,) and made.device.type == "cpu"
+    assert not called

@@ -7,7 +7,7 @@ and `>` are written with `<=`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -198,3 +198,17 @@ def _print_comparison(difference: Expr, relation: str) -> str:
     left = tuple((m, -c) for m, c in difference.terms if m)
     right = tuple((m, c) for m, c in difference.terms if not m)
     return f"{print_terms(left)} {flipped} {print_terms(right)}"
+
+
+def compared(relation: BoolExpr) -> Iterator[Expr]:
+    """The expressions that are compared with 0 in a relation."""
+    if relation.kind in ("eq", "le"):
+        yield relation.args[0]
+    else:
+        for part in relation.args:
+            yield from compared(part)
+
+
+def has_atom(relation: BoolExpr, kinds: tuple[str, ...]) -> bool:
+    """Whether one of these functions is a term, or a factor of one, of what is compared."""
+    return any(atom.kind in kinds for expr in compared(relation) for atom in expr.atoms())

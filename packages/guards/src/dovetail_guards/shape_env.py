@@ -78,6 +78,8 @@ def _user_location() -> str:
 
 # Of values for symbols of run time: rising or falling by name, and how much smaller.
 _TRIED = [(sign, 1 << shift) for shift in range(8) for sign in (1, -1)]
+_SMALL = (2, 3, 5, 7, 11, 13, 1)  # for divisors
+_DIVISIONS = ("floordiv", "mod")
 
 
 class ShapeEnv:
@@ -286,6 +288,19 @@ class ShapeEnv:
         """The expression with symbols replaced by what they were found equal to."""
         return self.learned.replace(expr)
 
+    def product(self, left: e.Expr, right: e.Expr) -> e.Expr:
+        """`left * right`; a quotient times its divisor, one of run time that the program has
+        checked to leave nothing over, is the whole."""
+        if self.unbacked:
+            for quotient, factor in ((left, right), (right, left)):
+                for atom in quotient.atoms():
+                    if atom.kind == "floordiv" and e.of_atom(atom) is quotient:
+                        whole, divisor = atom.args
+                        checks = rel.eq(e.mod(whole, divisor), 0), rel.eq(left * right, whole)
+                        if divisor is factor and any(map(self.statically_known, checks)):
+                            return whole
+        return left * right
+
     def hint(self, expr: e.Expr) -> int | None:
         """The value in the call being compiled; None if a part is unbacked."""
         if not self.unbacked.isdisjoint(expr.free_symbols()):
@@ -368,11 +383,24 @@ class ShapeEnv:
         found: dict[str, int] = {}
         for sign, shrink in _TRIED:
             found = {name: self._typical(name, sign, shrink) for name in self.unbacked}
-            told = {**self.hints, **found}
-            checks = (check for check, _ in self.checks if check.free_symbols() <= told.keys())
-            if all(check.evaluate(told) for check in checks):
+            if not self._failing(found):
                 break
+        divisors = [check for check in self._failing(found) if rel.has_atom(check, _DIVISIONS)]
+        if divisors:
+            # (What divides a number of this call is none of the large ones.)
+            names = self.unbacked & set().union(*(check.free_symbols() for check in divisors))
+            for number in _SMALL:
+                tried = {**found, **dict.fromkeys(names, number)}
+                if not self._failing(tried):
+                    found = tried
+                    break
         return {name: found[name] for name in wanted}
+
+    def _failing(self, values: dict[str, int]) -> list[rel.BoolExpr]:
+        """The checks of the program that do not hold with these values for symbols of run time."""
+        told = {**self.hints, **values}
+        asked = (check for check, _ in self.checks if check.free_symbols() <= told.keys())
+        return [check for check in asked if not check.evaluate(told)]
 
     def _typical(self, name: str, sign: int, shrink: int) -> int:
         bounds = self.facts.ranges.get(name, Range())

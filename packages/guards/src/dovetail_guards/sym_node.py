@@ -161,7 +161,7 @@ class SymNode(SymValue):
             most = SMALL if known is None else MOST // max(abs(known), 1)
             if not all(n.constant is not None or n._is_within(most) for n in (left, right)):
                 return self.wrap_int(left.guard_int() * right.guard_int())
-        return self._binary(other, "mul", lambda a, b: a * b)
+        return self._binary(other, "mul", self.env.product)
 
     def _is_within(self, most: int) -> bool:
         """Whether an integer made of numbers given is at most so large, by guards: they have no

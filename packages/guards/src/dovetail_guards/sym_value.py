@@ -151,12 +151,14 @@ class SymValue:
         loose = relation.free_symbols() & self.env.unbacked
         if any(self.env.facts.ranges[name].upper <= 1 for name in loose):
             return self.env.guard_bool(relation)
-        few, many = (
-            relation.evaluate({**self.env.hints, **dict.fromkeys(loose, n)}) for n in (2, 1 << 20)
+        # (A slice, whose size is made of minima and maxima, may have one or two elements less.)
+        few = 4 if rel.has_atom(relation, ("min", "max")) else 2
+        of_few, of_many = (
+            relation.evaluate({**self.env.hints, **dict.fromkeys(loose, n)}) for n in (few, 1 << 20)
         )
         known = self.env.statically_known(relation)
-        if known is None and few == many:
-            return bool(many)
+        if known is None and of_few == of_many:
+            return bool(of_many)
         return self.env.guard_bool(relation)
 
     def guard_float(self, file: Any = None, line: Any = None) -> float:

@@ -67,6 +67,11 @@ def _schema_facts(func: Any) -> tuple[bool, bool, bool, frozenset[int], bool]:
 
 
 @functools.cache
+def _has_meta_kernel(func: Any) -> bool:
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta))
+
+
+@functools.cache
 def _may_read_data(func: Any) -> bool:
     """Is an operator of some other library's one kernel in C++ for all devices, which may read the
     data that a meta tensor has not (and end the process)?"""
@@ -166,7 +171,11 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         meta_kwargs = {k: twins.to_twins(v) for k, v in kwargs.items()}
         meta_args, meta_kwargs = _on_meta_device(func, meta_args, meta_kwargs)
         try:
-            result = func(*meta_args, **meta_kwargs)
+            if explicit is None and not twins.of_fake and _has_meta_kernel(func):
+                # No argument says to the dispatcher that this is to be the meta kernel's.
+                result = func._op_dk(torch._C.DispatchKey.Meta, *meta_args, **meta_kwargs)
+            else:
+                result = func(*meta_args, **meta_kwargs)
         except NotImplementedError as error:
             raise FakeTensorError(
                 f"{func} has neither a shape rule nor a meta kernel: {error}"

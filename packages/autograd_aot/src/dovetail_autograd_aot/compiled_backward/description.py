@@ -90,6 +90,8 @@ class Replaced:
         self.original = original
         self.here = here
         self.thread = thread
+        # (The engine's messages name a hook.)
+        self.__name__ = getattr(original, "__name__", type(original).__name__)
 
     def __call__(self, *args: Any) -> Any:
         called = self.here if threading.get_ident() == self.thread else self.original

@@ -154,10 +154,10 @@ def _laid_out(t: Tensor, wanted: Layout) -> Tensor:
     return made.copy_(t.detach())
 
 
-def _meta(inputs: Sequence[Tensor], layout: Sequence[int], outputs: str, slot: int) -> list[Tensor]:
+def _fake(inputs: Sequence[Tensor], layout: Sequence[int], outputs: str, slot: int) -> list[Tensor]:
     return [
-        torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
-        for sizes, strides, dtype, _ in parse(layout, outputs)
+        torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        for sizes, strides, dtype, device in parse(layout, outputs)
     ]
 
 
@@ -170,7 +170,7 @@ def opaque_operator() -> Any:
         tags=(torch.Tag.nondeterministic_seeded,),
     )
     library.impl("call", run_opaque, "CompositeExplicitAutograd")
-    library.impl("call", _meta, "Meta")
+    torch.library.register_fake("dovetail_backward::call", _fake, lib=library)
     _libraries.append(library)
     return torch.ops.dovetail_backward.call.default
 

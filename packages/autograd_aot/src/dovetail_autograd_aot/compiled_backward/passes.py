@@ -247,6 +247,13 @@ def _check_mode(call: EngineCall) -> None:
         raise NotCapturable("create_graph=True")
     if torch.is_anomaly_enabled():
         raise NotCapturable("anomaly mode")
+    if call.accumulate and any(_keeps_gradient(value) for value in call.inputs):
+        raise NotCapturable("inputs of backward() that are no leaves")
+
+
+def _keeps_gradient(value: Any) -> bool:
+    """Whether `backward(inputs=...)` makes a tensor keep its gradient, as `retain_grad()` does."""
+    return isinstance(value, Tensor) and value.grad_fn is not None
 
 
 def _last_used(cache: dict[Any, Any], key: Any, limit: int, make: Callable[[], Any]) -> Any:

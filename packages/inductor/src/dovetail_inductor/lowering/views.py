@@ -15,6 +15,7 @@ from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, constant
 from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.loop_ir.sizes import (
+    UnknownOrder,
     any_symbolic,
     hint_of,
     is_multiple,
@@ -22,6 +23,7 @@ from dovetail_inductor.loop_ir.sizes import (
     is_symbolic,
     known_le,
     largest,
+    only_data_tells,
     smallest,
 )
 from dovetail_inductor.lowering.pointwise import Rule
@@ -106,7 +108,9 @@ def reshape_groups(
             else:
                 right *= new[b[j]]
                 j += 1
-        if hint_of(left) != hint_of(right):
+        # (Where only the data tells, the program has checked that they are equal.)
+        told = not (only_data_tells(left) or only_data_tells(right))
+        if told and hint_of(left) != hint_of(right):
             raise UnsupportedGraph(f"{old} seen as {new}: they have other numbers of elements")
         groups.append((tuple(a[first_i:i]), tuple(b[first_j:j])))
     return groups
@@ -397,7 +401,10 @@ def _as_strided(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[s
                 return None
         return Strided(s.buffer, size, stride, start)
 
-    return make_view(ctx, node, base, None, restride)
+    try:
+        return make_view(ctx, node, base, None, restride)
+    except UnknownOrder:
+        return NotImplemented  # (only the data tells whether it ends within the buffer)
 
 
 RULES: dict[str, Rule] = {

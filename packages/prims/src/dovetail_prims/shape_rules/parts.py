@@ -22,13 +22,10 @@ def _clamp_index(index: Any, size: Size, default: Size) -> Size:
     if type(index) is int:
         if index == _MAX:
             return size
-        if index < 0:
-            index = index + size
-            if index < 0:
-                return 0
-        if type(index) is int and index == 0:
+        if index == 0:
             return 0
-        return size if index > size else index
+        if type(size) is int:
+            return min(index, size) if index > 0 else max(index + size, 0)
     return data_bounds.clamped(index, size)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make, set_metadata
-from dovetail_prims.shape_rules.data_bounds import stated
+from dovetail_prims.shape_rules.data_bounds import known_truth, stated
 from dovetail_prims.shape_rules.layout import (
     contiguous,
     insisted,
@@ -71,18 +71,22 @@ def permute(x: FakeTensor, dims: Sequence[int]) -> FakeTensor:
 
 def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
     """The sizes with a -1 filled in; raises if the number of elements differs."""
-    out = tuple(size)
+    out = tuple(-1 if _is_rest(s) else s for s in size)
     for i, s in enumerate(out):
         if type(s) is int and s == -1:
-            rest = numel(out[:i] + out[i + 1 :])
+            others = out[:i] + out[i + 1 :]
+            if not all(type(o) is int or stated(o >= 0, "invalid shape") for o in others):
+                raise RuntimeError(f"invalid shape {list(out)}")
+            rest = numel(others)
             total = numel(x._sizes)
             if type(rest) is int and rest == 0:
                 raise RuntimeError(
                     f"cannot reshape tensor of 0 elements into shape {list(out)} because the "
                     "unspecified dimension size -1 can be any value and is ambiguous"
                 )
-            if rest < 0 or total % rest != 0:
-                raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {total}")
+            refusal = f"shape '{list(out)}' is invalid for input of size {total}"
+            if not stated(rest > 0, refusal) or not stated(total % rest == 0, refusal):
+                raise RuntimeError(refusal)
             return (*out[:i], total // rest, *out[i + 1 :])
     # (A size that is -1 at run time would stand for the rest.)
     if not all(type(s) is int or stated(s >= 0, "invalid shape") for s in out):
@@ -90,6 +94,11 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
     if not same_strides(out, x._sizes) and not insisted(numel(out) == numel(x._sizes)):
         raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {numel(x._sizes)}")
     return out
+
+
+def _is_rest(size: Size) -> bool:
+    """Whether a symbolic size is -1, which stands for the rest, in this call (and is guarded)."""
+    return type(size) is not int and known_truth(size == -1) is True
 
 
 def view_strides(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes | None:
