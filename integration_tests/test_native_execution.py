@@ -57,6 +57,19 @@ class Deep(nn.Module):
         return x
 
 
+def test_a_training_step_enters_no_python_of_ours() -> None:
+    model = Deep(2)
+    compiled = dovetail.compile(lambda x: model(x).square().mean())
+    x = torch.randn(4, 16)
+    losses: list[Tensor] = []
+    for _ in range(3):
+        compiled(x).backward()
+    forward = python_calls(lambda: losses.append(compiled(x)))
+    backward = python_calls(losses[0].backward)
+    assert not [name for name in (*forward, *backward) if "/dovetail_" in name]
+    assert len(forward) <= 2, forward  # (this call, and the function that was compiled)
+
+
 def test_python_calls_do_not_grow_with_the_number_of_kernels() -> None:
     counts = []
     for depth in (2, 12):

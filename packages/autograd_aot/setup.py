@@ -22,7 +22,7 @@ setup(
             "dovetail_autograd_aot._autograd_nodes",
             sources=["src/dovetail_autograd_aot/_all_parts.cpp"],
             depends=[
-                "src/dovetail_autograd_aot/_nodes.h",
+                *sorted(glob.glob("src/dovetail_autograd_aot/*.h")),
                 *sorted(glob.glob("src/dovetail_autograd_aot/*.cpp")),
             ],
             include_dirs=[include, os.path.join(include, "torch", "csrc", "api", "include")],

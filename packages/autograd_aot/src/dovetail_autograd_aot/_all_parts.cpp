@@ -4,4 +4,6 @@
 #include "_autograd_nodes.cpp"
 #include "_gradient_places.cpp"
 #include "_output_nodes.cpp"
+#include "_training_calls.cpp"
+#include "_training_steps.cpp"
 #include "_version_counters.cpp"

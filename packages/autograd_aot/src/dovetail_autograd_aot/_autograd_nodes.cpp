@@ -241,6 +241,7 @@ PyMethodDef methods[] = {
     {"arrival", dovetail::arrival, METH_VARARGS, "A node where a tensor's gradient arrives."},
     {"put_above", dovetail::put_above, METH_VARARGS, "Put a tensor above places, for the engine."},
     {"redirect", dovetail::redirect, METH_VARARGS, "Let edges lead to other nodes."},
+    {"as_method", dovetail::as_method, METH_O, "A callable as a method of the class it is put in."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_autograd_nodes", nullptr, -1, methods,
@@ -251,7 +252,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_autograd_nodes", nullptr, -1,
 PyMODINIT_FUNC PyInit__autograd_nodes() {
   PyObject* module = PyModule_Create(&definition);
   if (module != nullptr &&
-      PyModule_AddStringConstant(module, "TORCH_VERSION", DOVETAIL_TORCH_VERSION) < 0) {
+      (PyModule_AddStringConstant(module, "TORCH_VERSION", DOVETAIL_TORCH_VERSION) < 0 ||
+       !dovetail::add_training_calls(module))) {
     Py_DECREF(module);
     return nullptr;
   }

@@ -1,5 +1,5 @@
 // Nodes of autograd's graph: how torch holds them, and what Python calls (see `_output_nodes.cpp`,
-// `_gradient_places.cpp`, `_version_counters.cpp`).
+// `_training_calls.h`, `_gradient_places.cpp`, `_version_counters.cpp`).
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -78,5 +78,7 @@ PyObject* is_output_node(PyObject*, PyObject* object);
 PyObject* arrival(PyObject*, PyObject* args);
 PyObject* put_above(PyObject*, PyObject* args);
 PyObject* redirect(PyObject*, PyObject* args);
+PyObject* as_method(PyObject*, PyObject* callable);
+bool add_training_calls(PyObject* module);
 
 } // namespace dovetail

@@ -12,9 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from dovetail_prims.at_sizes import exactly
@@ -53,9 +52,9 @@ class _Once(torch.autograd.Function):
         )
 
 
-@dataclass(frozen=True)
-class Replay:
-    """What one forward leaves for a differentiable backward."""
+class Replay(NamedTuple):
+    """What one forward leaves for a differentiable backward. (`_training_calls.cpp` makes such
+    tuples, too.)"""
 
     inputs: tuple[Any, ...]
     versions: tuple[int | None, ...]
@@ -127,6 +126,12 @@ class DoubleBackward:
         drawn = any(map(draws_in_backward, self.joint.gm.graph.nodes))
         return not (drawn or self.joint.user_code or self.joint.carriers)
 
+    @property
+    def remembers_inputs_only(self) -> bool:
+        """Whether what a forward leaves are its inputs as they are, and their versions."""
+        drawn = self.random or self.cuda_device is not None
+        return not (drawn or self.overtaken or self.reshaped)
+
     def remember(self, inputs: tuple[Any, ...]) -> Replay:
         """Called at the end of each forward."""
         random_state = torch.get_rng_state() if self.random else None
@@ -141,7 +146,7 @@ class DoubleBackward:
 
     def counted_again(self, replay: Replay) -> Replay:
         """After the graph's own writes, which inputs that share a version counter tell of, too."""
-        return replace(replay, versions=self._versions(replay.inputs))
+        return replay._replace(versions=self._versions(replay.inputs))
 
     def _versions(self, inputs: tuple[Any, ...]) -> tuple[int | None, ...]:
         """Of the tensors; None of those that inference mode made, which have none."""
@@ -199,7 +204,7 @@ class DoubleBackward:
             return replay
         inputs = [v.detach().requires_grad_() if i in self.cut else v
                   for i, v in enumerate(replay.inputs)]  # fmt: skip
-        return replace(replay, inputs=tuple(inputs))
+        return replay._replace(inputs=tuple(inputs))
 
     def check(
         self,

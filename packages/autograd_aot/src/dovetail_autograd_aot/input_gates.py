@@ -11,7 +11,7 @@ runs one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -59,7 +59,7 @@ class InputGates:
         for i in (*self.behind(), *self.same):
             if i not in self.overtaken:
                 kept[i] = inputs[i]
-        return replace(replay, inputs=tuple(kept))
+        return replay._replace(inputs=tuple(kept))
 
     def behind(self) -> list[int]:
         """The inputs for which others stand in the compiled function."""

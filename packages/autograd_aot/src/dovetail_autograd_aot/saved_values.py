@@ -20,6 +20,7 @@ class SavedValues:
     def __init__(self, parts: PartitionedGraph) -> None:
         assert parts.backward is not None
         saved = example_values(parts.backward)[: len(parts.saved)]
+        self.count = len(saved)
         self.primals = parts.saved_primals
         reshaped = {r.index for r in parts.signature.reshaped}
         self.reshaped = [n for n, i in enumerate(self.primals) if i in reshaped]

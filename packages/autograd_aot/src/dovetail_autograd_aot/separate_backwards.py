@@ -24,7 +24,7 @@ Ways = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Rest:
+class Rest:
     """After a backward: the ways that are still open, and the saved values for these."""
 
     open: Ways
@@ -73,7 +73,7 @@ class SeparateBackwards:
         self.passages: dict[tuple[int, int], Passage] = {}
         self.whole = Passage(self.all, -1, True, 0)
         self.needed: dict[Ways, frozenset[int]] = {}
-        self.closed = _Rest((0,) * lazy.count, [], [])
+        self.closed = Rest((0,) * lazy.count, [], [])
         self.without_values = {self.closed.open: self.closed}
 
     def passage(self, missing: int, asked: int) -> Passage:
@@ -102,10 +102,15 @@ class SeparateBackwards:
             _without_memory(value) if isinstance(value, Tensor) and i not in needed else value
             for i, value in enumerate(values)
         ]
-        ctx.rest = _Rest(ways, kept, [_version(value) for value in kept])
+        ctx.rest = Rest(ways, kept, [_version(value) for value in kept])
         if not needed and self.fixed:
             self.without_values[ways] = ctx.rest
         return bool(needed)
+
+    def left_by_all(self) -> Rest | None:
+        """What is left, on the context, by a backward of everything that frees the graph, if one
+        ran before; None if that has values in it."""
+        return self.without_values.get(self._left(self.ways, self.whole))
 
     def leaves_some(self, ctx: Any, passage: Passage) -> bool:
         """Whether any way is open after a backward."""
@@ -114,7 +119,7 @@ class SeparateBackwards:
     def load(self, ctx: Any, passage: Passage) -> Sequence[Any] | None:
         """What an earlier backward put aside for this one, if it did. Nothing reads the values that
         only closed ways need: they are not those."""
-        rest: _Rest | None = getattr(ctx, "rest", None)
+        rest: Rest | None = getattr(ctx, "rest", None)
         if rest is None:
             return None
         present, asked = passage.present, passage.asked
@@ -126,7 +131,7 @@ class SeparateBackwards:
     def rest(self, ctx: Any) -> tuple[Any, ...] | None:
         """What is left after earlier backwards, if there were some and something is: which ways,
         and values."""
-        rest: _Rest | None = getattr(ctx, "rest", None)
+        rest: Rest | None = getattr(ctx, "rest", None)
         if rest is None or rest is self.closed:
             return None
         return (f"open: {rest.open}", *rest.checked())
@@ -145,7 +150,7 @@ class SeparateBackwards:
 
     def _after(self, ctx: Any, passage: Passage) -> Ways:
         """The ways that are open after a backward."""
-        rest: _Rest | None = getattr(ctx, "rest", None)
+        rest: Rest | None = getattr(ctx, "rest", None)
         before = self.ways if rest is None else rest.open
         ways = passage.leaves.get(before)
         if ways is None:

@@ -33,6 +33,16 @@ class Tangents:
         """What `prepare` needs to know of one call's differentiable outputs."""
         return {i: outputs[i].shape for i in self.kept}
 
+    def layouts(self) -> list[tuple[Any, Any, torch.dtype, torch.device]]:
+        """What each is laid out as: sizes, strides, dtype and device; where those are not known,
+        None and the order of dimensions from the innermost to the outermost."""
+        return [
+            (tuple(v._sizes), tuple(v._strides), v._dtype, v._device)
+            if static
+            else (None, tuple(self._order(i)), v._dtype, v._device)
+            for i, (v, static) in enumerate(zip(self.values, self.static, strict=True))
+        ]
+
     def prepare(
         self,
         found: list[Any],

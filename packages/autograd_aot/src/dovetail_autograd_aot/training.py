@@ -80,6 +80,10 @@ def _make_run(
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)
 
+    if extend is None and gates is None and epilogue is None:
+        if not late.outputs and not joint.counted:
+            return apply
+
     def run(*inputs: Any) -> tuple[Any, ...]:
         if extend is not None:
             inputs = extend(inputs)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail_autograd_aot.by_way import ByWay, added
+from dovetail_autograd_aot.common_calls import CommonCalls
 from dovetail_autograd_aot.double_backward import DoubleBackward
 from dovetail_autograd_aot.graph_calls import (
     Compiled,
@@ -30,6 +31,8 @@ from dovetail_autograd_aot.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
+
+_NOTHING: dict[int, Any] = {}
 
 
 class GraphFunction(torch.autograd.Function):
@@ -73,6 +76,7 @@ class TrainingFunction:
         self._masks = parts.gradient_tangents
         self._all_tangents = (1 << len(differentiable)) - 1
         self._no_autocast = torch._C._is_any_autocast_enabled()
+        self._common = self._common_calls()
 
     def autograd_function(self) -> type[GraphFunction]:
         """The `autograd.Function` itself, which autograd's nodes of this graph find the rest by."""
@@ -90,7 +94,31 @@ class TrainingFunction:
             put_aside = staticmethod(own.put_aside)
             read_by_backward = staticmethod(own.read_by_backward)
 
+        backward: Any = getattr(CompiledFunction, "_backward_cls")  # noqa: B009
+        backward.beside, backward.rest = _NOTHING, None  # (of contexts that are left none)
+        if self._common is not None:
+            self._common.give_to(CompiledFunction)
         return CompiledFunction
+
+    def _common_calls(self) -> CommonCalls | None:
+        """What runs the common calls, if all is known that they do."""
+        points = self._points
+        if self._late or self._gates is not None or self._saved.reshaped or self._tangents.kept:
+            return None
+        several = points is not None or len(self._differentiable) > 1
+        if several and not all(self._ways):
+            return None  # (hooks on what is not reached)
+        return CommonCalls(
+            self._signature,
+            self._compiled,
+            (self.forward, self.backward),
+            self._double,
+            self._saved,
+            self._aliases,
+            [(bool(t), bool(m)) for t, m in zip(self._tensors, self._masks, strict=True)],
+            None if points is None else points.runs.values,
+            self._no_autocast,
+        )
 
     def forward(self, ctx: Any, *inputs: Any) -> tuple[Any, ...]:
         """The graph's outputs; what the backward reads is saved."""
@@ -253,6 +281,11 @@ class TrainingFunction:
             results = unrecorded(run_consuming, chosen.run, arguments)
         if replay is not None and any(map(_has_nan, results)):
             self._double.blame_nan(replay, found)
+        common = self._common
+        if common is not None and not common.is_complete and not (missing or passage.unasked):
+            rest = separate.left_by_all()
+            if rest is not None:
+                common.learn(chosen.run, rest, tangents)
         return self._reached(results, missing)
 
     def _of_what_is_left(
