@@ -34,6 +34,7 @@ from dovetail_autograd_aot.gradient_points import gradient_points, through_other
 from dovetail_autograd_aot.graphs import (
     GradientPoint,
     JointGraph,
+    LostGradients,
     MovedInput,
     MutatedInput,
     ReshapedInput,
@@ -172,6 +173,7 @@ class JointTrace:
         self.placeholders: list[Node] = []
         self.grad_fns: list[Any] = []  # of the primals, before the graph runs
         self.backward_error: str | None = None
+        self.lost: tuple[LostGradients, ...] = ()
         self.additive = True
         self.reached: tuple[int, ...] = ()
         self.freed: tuple[tuple[int, int], ...] = ()
@@ -347,6 +349,7 @@ class JointTrace:
             sizes=result.sizes,
             reshaped=reshaped,
             backward_error=self.backward_error,
+            lost=self.lost,
             bumped=input_changes.bumped_inputs(self, mutated),
             writes=input_changes.counted_writes(self, mutated, reshaped),
             set_inputs=were_set,

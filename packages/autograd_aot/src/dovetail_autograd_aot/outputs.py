@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,31 +52,6 @@ class Classified:
     differentiable: list[int] = field(default_factory=list)
     hidden: int = 0
     sizes: int = 0
-
-    def lose(self, errors: Mapping[int, str]) -> None:
-        """Let the roots number ... have no gradient, but the errors of their backward: and the
-        outputs that have theirs through them."""
-        fresh = sum(info.kind is OutputKind.FRESH for info in self.infos)
-        for number, error in errors.items():
-            index = self.differentiable[number]
-            if fresh <= index < fresh + len(self.mutated):
-                place = index - fresh
-                self.mutated[place] = replace(self.mutated[place], lost=error)
-            for place, info in enumerate(self.infos):
-                if _has_gradient_of(info, index):
-                    self.infos[place] = replace(info, lost=error, of_lost=True)
-        kept = [i for i in range(len(self.roots)) if i not in errors]
-        self.roots = [self.roots[i] for i in kept]
-        self.differentiable = [self.differentiable[i] for i in kept]
-
-
-def _has_gradient_of(info: OutputInfo, forward: int) -> bool:
-    """Whether an output's gradient is that of forward output number `forward`, or would be if the
-    view of it had one."""
-    own = info.kind in (OutputKind.FRESH, OutputKind.VIEW_OF_OUTPUT) and info.base == forward
-    if info.untracked and info.kind is OutputKind.VIEW_OF_OUTPUT:
-        return own and info.counter is None and not info.lost
-    return own and info.requires_grad and not info.is_leaf
 
 
 def classify_outputs(

@@ -72,6 +72,8 @@ class TrainingFunction:
         self._asked_inputs = nodes_module().asked_inputs
         self._masks = parts.gradient_tangents
         self._all_tangents = (1 << len(differentiable)) - 1
+        self._lost = signature.lost
+        self._gated = 0 if gates is None else sum(1 << i for i in gates.behind())
         self._no_autocast = torch._C._is_any_autocast_enabled()
 
     def autograd_function(self) -> type[GraphFunction]:
@@ -128,6 +130,8 @@ class TrainingFunction:
 
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The inputs' gradients; those behind a gate are left to it."""
+        if self._lost:
+            self._refuse_lost(ctx, gradients, self._asked_inputs(ctx, self._tensors) & ~self._gated)
         if self._points is None and len(self._differentiable) < 2:
             return self._run_backward(ctx, gradients)
         others = None if self._points is None else self._points.taken(ctx)
@@ -151,13 +155,15 @@ class TrainingFunction:
     def through_gate(self, gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
         """The gradients of the inputs behind a gate, given those of the outputs that lead to it."""
         assert self._gates is not None
-        left = self._gates.taken(ctx, gate)
-        if left is not None:
-            return left
         inputs, outputs = self._gates.gates[gate]
         given: list[Any] = [None] * self._count
         for index, gradient in zip(outputs, gradients, strict=True):
             given[index] = gradient
+        if self._lost:
+            self._refuse_lost(ctx, given, sum(1 << i for i in inputs))
+        left = self._gates.taken(ctx, gate)
+        if left is not None:
+            return left
         found = self._run_backward(ctx, given, frees=False)
         run = None if self._points is None else self._points.runs.get(ctx)
         if run is not None:
@@ -171,6 +177,8 @@ class TrainingFunction:
     def inlined_backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The backward by its graph's operators, for whoever records them or makes them of several
         gradients at once (`is_grads_batched`). Saved tensors stay."""
+        if self._lost:
+            self._refuse_lost(ctx, gradients, self.asked(ctx))
         found = [gradients[i] for i in self._differentiable]
         missing = _missing(found)
         passage = self._separate.passage(missing, self.asked(ctx))
@@ -254,6 +262,17 @@ class TrainingFunction:
         if replay is not None and any(map(_has_nan, results)):
             self._double.blame_nan(replay, found)
         return self._reached(results, missing)
+
+    def _refuse_lost(self, ctx: Any, gradients: Sequence[Any], asked: int) -> None:
+        """Raise the error that eager raises in a backward to the inputs `asked` for. (None leads to
+        views that were made under no_grad, which say that they require a gradient.)"""
+        present = ~self.lacks(gradients)
+        for lost in self._lost:
+            if present >> lost.tangent & 1 and lost.primals & asked:
+                edges = iter(ctx.next_functions)
+                led = [is_tensor and next(edges)[0] is not None for is_tensor in self._tensors]
+                if any(leads and (lost.primals & asked) >> i & 1 for i, leads in enumerate(led)):
+                    raise RuntimeError(lost.error)
 
     def _of_what_is_left(
         self, ctx: Any, found: list[Any], values: Sequence[Any], passage: Passage
