@@ -249,6 +249,17 @@ class GradientPoint:
 
 
 @dataclass(frozen=True)
+class OtherCounters:
+    """Where the aliases of one memory have several counters of writes, and eager's backward looks
+    at others than those of what is kept: that is not told of writes to the forward outputs
+    `results` and to the `primals`; user outputs `watched` may not be written to."""
+
+    results: tuple[int, ...] = ()
+    primals: tuple[int, ...] = ()
+    watched: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class JointGraph:
     """A functional ATEN/CORE_ATEN graph of forward and backward together.
 
@@ -264,7 +275,7 @@ class JointGraph:
     for inputs `moved` only if a write gives them no other places in autograd's graph than those it
     knows (see `written_views.py`). `freed` tells what a backward frees in eager: of autograd's
     nodes that save something, the tangents that lead to one, and the primals that it leads to, as
-    bit sets.
+    bit sets. `counters` tell what writes before a backward it is told of.
     """
 
     gm: GraphModule
@@ -281,6 +292,7 @@ class JointGraph:
     points: tuple[GradientPoint, ...] = ()
     paths: tuple[bool, ...] = ()
     moved: tuple[MovedInput, ...] = ()
+    counters: OtherCounters = OtherCounters()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

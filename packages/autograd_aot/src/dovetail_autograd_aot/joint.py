@@ -37,6 +37,7 @@ from dovetail_autograd_aot.graphs import (
     LostGradients,
     MovedInput,
     MutatedInput,
+    OtherCounters,
     ReshapedInput,
     Signature,
     ViewStep,
@@ -49,6 +50,7 @@ from dovetail_autograd_aot.inputs import (
     symbols_of,
 )
 from dovetail_autograd_aot.joint_backward import trace_backward
+from dovetail_autograd_aot.kept_counters import other_counters
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.output_plans import Inputs
 from dovetail_autograd_aot.outputs import Classified, classify_outputs
@@ -231,7 +233,8 @@ class JointTrace:
                 input_changes.take_views_of_reshaped(self, result, reshaped)
                 points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
-        return self._finish(result, mutated, reshaped, gradients, points, were_set)
+            counters = other_counters(self, outputs, result)
+        return self._finish(result, mutated, reshaped, gradients, points, were_set, counters)
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -331,6 +334,7 @@ class JointTrace:
         gradients: list[Node | None],
         points: tuple[GradientPoint, ...],
         were_set: tuple[int, ...],
+        counters: OtherCounters,
     ) -> JointGraph:
         has_backward = any(g is not None for g in gradients)
         outputs = [*result.forward, *(gradients if has_backward else [])]
@@ -372,6 +376,7 @@ class JointTrace:
             points=points,
             paths=self.paths,
             moved=self.moved,
+            counters=counters,
         )
 
     def _placeholders_first(self) -> None:

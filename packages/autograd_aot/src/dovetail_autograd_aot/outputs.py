@@ -41,8 +41,10 @@ aten = torch.ops.aten
 class Classified:
     """The outputs of a trace.
 
-    `forward` are the nodes of the forward outputs; `roots` the tensors gradients flow back from,
-    and `differentiable` their indices in `forward`. `mutated` are the inputs that are written to.
+    `forward` are the nodes of the forward outputs, `tensors` what they are the values of (None for
+    sizes, and for what is written outside of autograd); `roots` the tensors gradients flow back
+    from, and `differentiable` their indices in `forward`. `mutated` are the inputs that are written
+    to.
     """
 
     mutated: list[MutatedInput]
@@ -50,6 +52,7 @@ class Classified:
     forward: list[Any] = field(default_factory=list)
     roots: list[FakeTensor] = field(default_factory=list)
     differentiable: list[int] = field(default_factory=list)
+    tensors: list[FakeTensor | None] = field(default_factory=list)
     hidden: int = 0
     sizes: int = 0
 
@@ -63,7 +66,7 @@ def classify_outputs(
     primals = inputs.primals
     result = Classified(mutated)
     index_of: dict[int, int] = {}  # id of a base tensor -> its forward output
-    tensors: list[FakeTensor | None] = []
+    tensors = result.tensors
 
     def add(tensor: FakeTensor) -> None:
         index_of[id(tensor)] = len(tensors)

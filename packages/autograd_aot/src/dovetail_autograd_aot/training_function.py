@@ -19,7 +19,7 @@ from dovetail_autograd_aot.graph_calls import (
     run_consuming,
     unrecorded,
 )
-from dovetail_autograd_aot.graphs import PartitionedGraph
+from dovetail_autograd_aot.graphs import OtherCounters, PartitionedGraph
 from dovetail_autograd_aot.input_gates import InputGates
 from dovetail_autograd_aot.late_needs import LateNeeds
 from dovetail_autograd_aot.lazy_backward import LazyBackward
@@ -30,6 +30,8 @@ from dovetail_autograd_aot.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
+
+_NO_OTHERS = OtherCounters()
 
 
 class GraphFunction(torch.autograd.Function):
@@ -55,13 +57,15 @@ class TrainingFunction:
         points: ByWay | None = None,
         gates: InputGates | None = None,
         ways: Collection[int] = (),
+        counters: OtherCounters = _NO_OTHERS,
     ) -> None:
         self._compiled = forward
         self._lazy, self._double, self._late, self._separate = lazy, double, late, separate
         self._points, self._gates, self._ways = points, gates, ways
         self._signature = signature = parts.signature
         self._count = signature.num_forward_outputs
-        self._saved = SavedValues(parts)
+        self.saved = SavedValues(parts, counters)
+        self._apart = counters.results
         self._differentiable = differentiable = signature.differentiable
         self._constant = [i for i in range(self._count) if i not in differentiable]
         self._aliases = [
@@ -113,9 +117,11 @@ class TrainingFunction:
             # Built from the saved tensor, so that it shares its version counter.
             place = _numbers(geometry, outputs[output])
             outputs[output] = values[index].as_strided(*place).detach()
-        self._saved.store(ctx, inputs, values)
+        for output in self._apart:
+            outputs[output] = outputs[output].data
+        self.saved.store(ctx, inputs, values)
         if signature.mutated and hooks_take_saved_tensors():
-            saved = [*(inputs[i] for i in self._saved.primals), *values]
+            saved = [*(inputs[i] for i in self.saved.primals), *values]
             write_ahead(signature, inputs, outputs, saved)
         if self._tangents.kept:
             ctx.shapes = self._tangents.shapes([outputs[i] for i in self._differentiable])
@@ -217,8 +223,10 @@ class TrainingFunction:
         changed since."""
         if self._late:
             self._late.check(ctx.late)
+        if self.saved.watched:
+            self.saved.check(ctx)
         rest = self._separate.rest(ctx)
-        return ("all", *self._saved.load(ctx)) if rest is None else rest
+        return ("all", *self.saved.load(ctx)) if rest is None else rest
 
     def _run_backward(
         self, ctx: Any, gradients: Sequence[Any], frees: bool = True
@@ -288,8 +296,10 @@ class TrainingFunction:
             return self._reached(run_plainly(graph)(*arguments), missing)
 
     def _load(self, ctx: Any, passage: Passage) -> Sequence[Any]:
+        if self.saved.watched:
+            self.saved.check(ctx)
         values = self._separate.load(ctx, passage)
-        return self._saved.load(ctx) if values is None else values
+        return self.saved.load(ctx) if values is None else values
 
     def _reached(self, results: Sequence[Any], missing: int) -> tuple[Any, ...]:
         """As in eager: a gradient that no defined tangent reaches is None, not zero."""
