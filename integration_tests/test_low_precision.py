@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import dovetail
@@ -132,3 +133,27 @@ def test_recurrent_layers_under_autocast_are_one_graph(kind: type[torch.nn.Modul
                 continue
             mine = compiled(x)[0]
         torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_a_norm_has_rounded_the_mean_of_is_not_computed_again(dtype: torch.dtype) -> None:
+    """Where a row's elements are equal, all deviations from its mean are zero in the backward, too;
+    by the smallest other one, times some 300, gradients would be off."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = (x * 3).tile(2)
+        scaled = rows + x / 7
+        return F.layer_norm(scaled, (2,)), F.group_norm(scaled[:, None], 1)
+
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(16, 1, generator=generator).to(dtype)
+    weights = [torch.randn(s, generator=generator).to(dtype) for s in ((16, 2), (16, 1, 2))]
+
+    def gradient(call: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        x = values.clone().requires_grad_()
+        found = sum((out * w).sum() for out, w in zip(call(x), weights, strict=True))
+        assert isinstance(found, Tensor)
+        return torch.autograd.grad(found, x)[0]
+
+    assert gradient(fn).abs().max() < 1
+    torch.testing.assert_close(gradient(dovetail.compile(fn, fullgraph=True)), gradient(fn))

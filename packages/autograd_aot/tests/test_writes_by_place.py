@@ -144,6 +144,8 @@ LISTS: dict[str, Callable[[Tensor], Any]] = {
     "read later": lambda x: torch._foreach_add_([x[:1], x[2:3]], [x[1:2], x[:1]], alpha=2),
     "three lists": lambda x: torch._foreach_addcmul_([x[:1], x[1:2]], [x[2:3]] * 2, [x[3:], x[:1]]),
     "copies": lambda x: torch._foreach_copy_([x[1:2], x[2:3]], [x[:1], x[1:2]]),
+    "copies of another dtype": lambda x: torch._foreach_copy_([x, x[0]], [x.int() + 1, x[2]]),
+    "a copy of itself": lambda x: torch._foreach_copy_([x], [x]),
 }
 
 

@@ -71,6 +71,8 @@ def test_whole_views(shape: tuple[int, ...]) -> None:
             check(aten.clone.default, x, memory_format=memory_format)
             check(aten.contiguous.default, x, memory_format=memory_format)
             check(aten._to_copy.default, x, memory_format=memory_format, dtype=torch.float16)
+        if x.untyped_storage().nbytes():
+            check(aten.copy.default, x, torch.ones(x.shape))
     check(aten.as_strided.default, torch.zeros(12)[2:], [2, 2], [1, 3], 4)
 
 

@@ -105,6 +105,8 @@ def _cut(branch: GraphModule, operands: Sequence[Any], trace: TraceBranch) -> _B
         )
     if signature.backward_error is not None:
         raise TraceError(signature.backward_error)
+    if signature.lost:
+        raise TraceError(signature.lost[0].error)
     parts = min_cut_partition(joint)
     count = signature.num_forward_outputs
     values = _values(parts.forward)

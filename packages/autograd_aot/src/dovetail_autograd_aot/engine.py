@@ -48,7 +48,7 @@ class Ways:
 
 def ways_between(roots: Sequence[Tensor], leaves: Sequence[Any]) -> Ways:
     """The ways of autograd's graph; None among the leaves stands for one that has no gradient."""
-    nodes = _nodes_below(roots)
+    nodes = nodes_below(roots)
     index_of = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
     below: dict[Any, int] = {}  # the leaves that a node leads to
     above: dict[Any, int] = dict.fromkeys(nodes, 0)  # the roots that lead to it
@@ -71,7 +71,7 @@ def ways_between(roots: Sequence[Tensor], leaves: Sequence[Any]) -> Ways:
     return Ways(tuple(reached), _largest(freed))
 
 
-def _nodes_below(roots: Sequence[Tensor]) -> dict[Any, list[Any]]:
+def nodes_below(roots: Sequence[Tensor]) -> dict[Any, list[Any]]:
     """The nodes of autograd's graph with those that each leads to, which come before it."""
     following: dict[Any, list[Any]] = {}
     found: dict[Any, list[Any]] = {}

@@ -76,8 +76,7 @@ class OutputInfo:
     the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several`: one
     operator made it together with other views, and autograd lets nobody write to those. `counter`:
     outputs of one number share a version counter that is not their base's (views of `.data`).
-    `lost`: why autograd has lost track of it (empty if it has not), or, if it is `of_lost`, the
-    error of the backward of its base, a forward output. `untracked`: a view, made under
+    `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
     no_grad, of a tensor that requires grad. `from_base`: as_strided in `view` counts from where the
     base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
     the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
@@ -99,7 +98,6 @@ class OutputInfo:
     several: bool = False
     counter: int | None = None
     lost: str = ""
-    of_lost: bool = False
     untracked: bool = False
     from_base: bool = False
     detached: int | None = None
@@ -119,15 +117,13 @@ class OutputInfo:
 class MutatedInput:
     """Input `index` gets a new value; `data_only` when the write happens under no_grad or the
     input does not require grad (a plain `copy_` outside autograd); `silent` when its version
-    counter does not tell (a write through `.data`, batch norm's statistics). `lost`: the error of
-    the backward of its new value, if there is none (empty if there is). `grown`: a storage that is
-    an input has so many elements then, more than before. `reshaped`: the new value has the shape
-    that the input changes to in place."""
+    counter does not tell (a write through `.data`, batch norm's statistics). `grown`: a storage
+    that is an input has so many elements then, more than before. `reshaped`: the new value has the
+    shape that the input changes to in place."""
 
     index: int
     data_only: bool
     silent: bool = False
-    lost: str = ""
     grown: int | None = None
     reshaped: bool = False
 
@@ -153,15 +149,26 @@ class SharedStorage:
 
 
 @dataclass(frozen=True)
+class LostGradients:
+    """What eager's backward from tangent number `tangent` to one of the primals in the bit set
+    `primals` would raise."""
+
+    tangent: int
+    primals: int
+    error: str
+
+
+@dataclass(frozen=True)
 class Signature:
     """The calling convention of a joint graph and of the pieces cut from it.
 
     `differentiable` are the indices of the forward outputs that carry gradients, in the order of
     the tangents. `hidden` and `sizes` count the forward outputs of those kinds. `backward_error`
-    is what eager's backward would raise: then there is none. `bumped` are inputs that are not
-    mutated, but whose version counters tell of a write. `writes` are (input, how many writes its
-    version counter tells of besides that of its new value). `set_inputs` are inputs that become
-    aliases (`set_`) of the last outputs, which are there for that.
+    is what eager's backward would raise: then there is none; `lost` what it would raise on some of
+    the ways from tangents to primals: there are gradients on the others. `bumped` are
+    inputs that are not mutated, but whose version counters tell of a write. `writes` are (input,
+    how many writes its version counter tells of besides that of its new value). `set_inputs` are
+    inputs that become aliases (`set_`) of the last outputs, which are there for that.
     """
 
     num_primals: int
@@ -173,6 +180,7 @@ class Signature:
     sizes: int = 0
     reshaped: tuple[ReshapedInput, ...] = ()
     backward_error: str | None = None
+    lost: tuple[LostGradients, ...] = ()
     bumped: tuple[int, ...] = ()
     writes: tuple[tuple[int, int], ...] = ()
     set_inputs: tuple[int, ...] = ()
@@ -241,6 +249,17 @@ class GradientPoint:
 
 
 @dataclass(frozen=True)
+class OtherCounters:
+    """Where the aliases of one memory have several counters of writes, and eager's backward looks
+    at others than those of what is kept: that is not told of writes to the forward outputs
+    `results` and to the `primals`; user outputs `watched` may not be written to."""
+
+    results: tuple[int, ...] = ()
+    primals: tuple[int, ...] = ()
+    watched: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class JointGraph:
     """A functional ATEN/CORE_ATEN graph of forward and backward together.
 
@@ -256,7 +275,7 @@ class JointGraph:
     for inputs `moved` only if a write gives them no other places in autograd's graph than those it
     knows (see `written_views.py`). `freed` tells what a backward frees in eager: of autograd's
     nodes that save something, the tangents that lead to one, and the primals that it leads to, as
-    bit sets.
+    bit sets. `counters` tell what writes before a backward it is told of.
     """
 
     gm: GraphModule
@@ -273,6 +292,7 @@ class JointGraph:
     points: tuple[GradientPoint, ...] = ()
     paths: tuple[bool, ...] = ()
     moved: tuple[MovedInput, ...] = ()
+    counters: OtherCounters = OtherCounters()
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

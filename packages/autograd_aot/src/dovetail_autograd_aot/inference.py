@@ -79,7 +79,7 @@ def _run_forward(
         def recorded(*inputs: Any) -> tuple[Any, ...]:
             # (The engine is not to come to inputs, but to raise an error on the way to them: there
             # is nothing for them.)
-            raises = signature.backward_error is not None
+            raises = signature.backward_error is not None or bool(signature.lost)
             results = apply(anchor, *(inputs if raises else map(detached, inputs)))
             context = context_of(results) if by_way is not None else None
             if context is not None and double is not None:
@@ -142,6 +142,9 @@ def _without_gradients(
         def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
             if signature.backward_error is not None:
                 raise RuntimeError(signature.backward_error)
+            for lost in signature.lost:
+                if gradients[differentiable[lost.tangent]] is not None:
+                    raise RuntimeError(lost.error)
             if points is not None:
                 points.taken(ctx)
                 if not graph_is_kept():

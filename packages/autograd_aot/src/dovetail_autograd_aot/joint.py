@@ -34,8 +34,10 @@ from dovetail_autograd_aot.gradient_points import gradient_points, through_other
 from dovetail_autograd_aot.graphs import (
     GradientPoint,
     JointGraph,
+    LostGradients,
     MovedInput,
     MutatedInput,
+    OtherCounters,
     ReshapedInput,
     Signature,
     ViewStep,
@@ -48,6 +50,7 @@ from dovetail_autograd_aot.inputs import (
     symbols_of,
 )
 from dovetail_autograd_aot.joint_backward import trace_backward
+from dovetail_autograd_aot.kept_counters import other_counters
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.output_plans import Inputs
 from dovetail_autograd_aot.outputs import Classified, classify_outputs
@@ -172,6 +175,7 @@ class JointTrace:
         self.placeholders: list[Node] = []
         self.grad_fns: list[Any] = []  # of the primals, before the graph runs
         self.backward_error: str | None = None
+        self.lost: tuple[LostGradients, ...] = ()
         self.additive = True
         self.reached: tuple[int, ...] = ()
         self.freed: tuple[tuple[int, int], ...] = ()
@@ -229,7 +233,8 @@ class JointTrace:
                 input_changes.take_views_of_reshaped(self, result, reshaped)
                 points = gradient_points(outputs, self.primals, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
-        return self._finish(result, mutated, reshaped, gradients, points, were_set)
+            counters = other_counters(self, outputs, result)
+        return self._finish(result, mutated, reshaped, gradients, points, were_set, counters)
 
     # --- forward ----------------------------------------------------------------------------------
 
@@ -329,6 +334,7 @@ class JointTrace:
         gradients: list[Node | None],
         points: tuple[GradientPoint, ...],
         were_set: tuple[int, ...],
+        counters: OtherCounters,
     ) -> JointGraph:
         has_backward = any(g is not None for g in gradients)
         outputs = [*result.forward, *(gradients if has_backward else [])]
@@ -347,6 +353,7 @@ class JointTrace:
             sizes=result.sizes,
             reshaped=reshaped,
             backward_error=self.backward_error,
+            lost=self.lost,
             bumped=input_changes.bumped_inputs(self, mutated),
             writes=input_changes.counted_writes(self, mutated, reshaped),
             set_inputs=were_set,
@@ -369,6 +376,7 @@ class JointTrace:
             points=points,
             paths=self.paths,
             moved=self.moved,
+            counters=counters,
         )
 
     def _placeholders_first(self) -> None:

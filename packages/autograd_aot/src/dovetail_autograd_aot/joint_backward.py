@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dovetail_autograd_aot.engine import ERRORS_OF_BACKWARDS, run_engine, ways_between
+from dovetail_autograd_aot.graphs import LostGradients
 from dovetail_autograd_aot.outputs import Classified, storage_order_strides
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, wrap
 
@@ -36,7 +37,6 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
     if not result.roots or not any(leaf is not None for leaf in leaves):
         return none
     tangents = [_tangent(trace, number, root) for number, root in enumerate(result.roots)]
-    wanted = [leaf for leaf in leaves if leaf is not None]
     ways = ways_between(result.roots, leaves)
     trace.reached, trace.freed = ways.reached, ways.freed
     trace.paths = tuple(map(bool, trace.reached))
@@ -46,15 +46,19 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
     trace.user_gradients.marks = len(tangents) > 1
     try:
         with trace.tracer, torch._C._DisableAutocast():
-            gradients = run_engine(result.roots, tangents, wanted)
+            gradients = _run_on_ways(trace, result.roots, tangents, leaves)
     except RuntimeError as error:
         # Eager tells it in the backward, if there is one.
         if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
             raise
         _forget_backward(trace)
-        if _without_lost_roots(trace, result, wanted):
-            return trace_backward(trace, result)
-        trace.backward_error = str(error)
+        if trace.wrapping is None and not trace.lost:
+            trace.lost = _lost_gradients(trace, result.roots, leaves)
+            lost = {(each.tangent, i) for each in trace.lost for i in _members(each.primals)}
+            pairs = {(t, i) for i, mask in enumerate(trace.reached) for t in _members(mask)}
+            if trace.lost and pairs != lost:
+                return trace_backward(trace, result)
+        trace.lost, trace.backward_error = (), str(error)
         return none
     trace.additive = trace.user_gradients.are_additive()
     found = iter(gradients)
@@ -85,21 +89,55 @@ def _forget_backward(trace: JointTrace) -> None:
     trace.user_gradients.forget()
 
 
-def _without_lost_roots(trace: JointTrace, result: Classified, wanted: Sequence[Tensor]) -> bool:
-    """Take the outputs whose gradient cannot be computed from those that have one, if there are
-    others."""
-    errors: dict[int, str] = {}
-    for number, root in enumerate(result.roots):
-        try:
-            with trace.tracer, torch._C._DisableAutocast():
-                run_engine([root], [_tangent(trace, number, root)], wanted)
-        except RuntimeError as error:
-            errors[number] = str(error)
-        _forget_backward(trace)
-    if not 0 < len(errors) < len(result.roots):
-        return False
-    result.lose(errors)
-    return True
+def _run_on_ways(
+    trace: JointTrace,
+    roots: Sequence[FakeTensor],
+    tangents: Sequence[FakeTensor],
+    leaves: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of the leaves that are wanted, each from the roots whose backward to it raises
+    no error."""
+    groups: dict[int, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        if leaf is not None:
+            groups.setdefault(_lost_of(trace, i), []).append(i)
+    found: dict[int, Tensor | None] = {}
+    for lost, group in groups.items():
+        kept = [number for number in range(len(roots)) if not lost >> number & 1]
+        wanted = [leaf for leaf in (leaves[i] for i in group) if leaf is not None]
+        gradients: Sequence[Tensor | None] = [None] * len(group)
+        if kept:
+            gradients = run_engine([roots[n] for n in kept], [tangents[n] for n in kept], wanted)
+        found.update(zip(group, gradients, strict=True))
+    return [found[i] for i in sorted(found)]
+
+
+def _lost_of(trace: JointTrace, leaf: int) -> int:
+    """The roots whose backward to leaf number `leaf` raises an error, as a bit set."""
+    return sum(1 << each.tangent for each in trace.lost if each.primals >> leaf & 1)
+
+
+def _lost_gradients(
+    trace: JointTrace, roots: Sequence[FakeTensor], leaves: Sequence[Tensor | None]
+) -> tuple[LostGradients, ...]:
+    """The ways from roots to leaves on which the backward raises an error, by roots and errors."""
+    found: dict[tuple[int, str], int] = {}
+    for i, leaf in enumerate(leaves):
+        for number in _members(trace.reached[i]):
+            assert leaf is not None
+            try:
+                with trace.tracer, torch._C._DisableAutocast():
+                    run_engine([roots[number]], [_tangent(trace, number, roots[number])], [leaf])
+            except RuntimeError as error:
+                key = (number, str(error))
+                found[key] = found.get(key, 0) | 1 << i
+            _forget_backward(trace)
+    return tuple(LostGradients(number, mask, error) for (number, error), mask in found.items())
+
+
+def _members(mask: int) -> list[int]:
+    """The numbers in a bit set."""
+    return [i for i in range(mask.bit_length()) if mask >> i & 1]
 
 
 def _pieces(trace: JointTrace, position: int, gradient: Tensor | None) -> list[Node]:
@@ -150,18 +188,23 @@ def _ask_which_reach(
     tangents: Sequence[FakeTensor],
 ) -> None:
     """Where autograd has a way from a root, but the gradient does not depend on its tangent,
-    the engine is asked: zeros may come that way (of what was overwritten), or nothing."""
+    the engine is asked: zeros may come that way (of what was overwritten), or nothing. (An error
+    comes from what is lost.)"""
+    lost = [_lost_of(trace, i) for i in range(len(leaves))]
     bits: dict[Node, int] = {read(trace.tracer, t): 1 << i for i, t in enumerate(tangents)}
     last = next(iter(reversed(trace.graph.nodes)))
     with trace.tracer, torch._C._DisableAutocast():
         wanted = [leaf for leaf in leaves if leaf is not None]
-        trace.user_gradients.settle(roots, tangents, wanted, bits)
+        trace.user_gradients.settle(
+            roots, tangents, wanted, bits, {each.tangent for each in trace.lost}
+        )
     trace.user_gradients.marks = False
     depends = [functools.reduce(int.__or__, [bits.get(g, 0) for g in p], 0) for p in gradients]
     unclear = [
-        mask & ~own if p else 0
-        for p, mask, own in zip(gradients, trace.reached, depends, strict=True)
+        mask & ~own & ~bad if p else 0
+        for p, mask, own, bad in zip(gradients, trace.reached, depends, lost, strict=True)
     ]
+    depends = [own | bad for own, bad in zip(depends, lost, strict=True)]
     for number, (root, tangent) in enumerate(zip(roots, tangents, strict=True)):
         asked = [i for i, mask in enumerate(unclear) if mask >> number & 1]
         if asked:

@@ -18,13 +18,11 @@ aten = torch.ops.aten
 class CallOutputs(list[Any]):
     """The outputs of a call, as far as they are made. `together` are the views that one operator
     took at once, of which several are outputs, by its call in the trace, the id of the tensor that
-    all of them were taken of, by way of others or not, and the grad mode; with that tensor. `lost`
-    are the forward outputs, by their numbers, whose backward raises an error."""
+    all of them were taken of, by way of others or not, and the grad mode; with that tensor."""
 
     def __init__(self, outputs: Iterable[Any]) -> None:
         super().__init__(outputs)
         self.together: dict[tuple[int, int, bool], tuple[Any, Sequence[Any]]] = {}
-        self.lost: dict[int, torch.Tensor] = {}
 
 
 Maker = Callable[[Sequence[Any], Sequence[Any], CallOutputs], Any]
@@ -66,8 +64,6 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
         info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
-    if info.of_lost and info.counter is None:
-        return _of_lost(info, signature)
     of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
     if info.untracked and info.counter is None and (of_input or not info.lost):
         return _untracked_view(info, signature)
@@ -79,32 +75,9 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         tensor = make(inputs, results, outputs)
         others = [o for o in outputs if o is not tensor and has_history(o)]
-        return lost_tensor(tensor, info.lost, [*filter(has_history, inputs), *others])
+        anchor = torch.empty((), requires_grad=True)
+        return _Lost.apply(anchor, tensor, info.lost, *filter(has_history, inputs), *others)
 
-    return lost
-
-
-def _of_lost(info: OutputInfo, signature: Signature) -> Maker:
-    """What has its gradient, if it has one, of a forward output whose backward raises an error."""
-    make = output_maker(replace(info, lost="", of_lost=False), signature)
-    base = info.base
-    assert base is not None
-
-    def of_lost(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
-        lost = outputs.lost.get(base)
-        if lost is None:
-            others = filter(has_history, (*inputs, *outputs))
-            lost = outputs.lost[base] = lost_tensor(results[base], info.lost, list(others))
-        return make(inputs, [*results[:base], lost, *results[base + 1 :]], outputs)
-
-    return of_lost
-
-
-def lost_tensor(tensor: torch.Tensor, why: str, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor that requires a gradient, the backward of which, to `others` and in all, raises an
-    error."""
-    anchor = torch.empty((), requires_grad=True)
-    lost: torch.Tensor = _Lost.apply(anchor, tensor, why, *others)
     return lost
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,8 +41,10 @@ aten = torch.ops.aten
 class Classified:
     """The outputs of a trace.
 
-    `forward` are the nodes of the forward outputs; `roots` the tensors gradients flow back from,
-    and `differentiable` their indices in `forward`. `mutated` are the inputs that are written to.
+    `forward` are the nodes of the forward outputs, `tensors` what they are the values of (None for
+    sizes, and for what is written outside of autograd); `roots` the tensors gradients flow back
+    from, and `differentiable` their indices in `forward`. `mutated` are the inputs that are written
+    to.
     """
 
     mutated: list[MutatedInput]
@@ -51,33 +52,9 @@ class Classified:
     forward: list[Any] = field(default_factory=list)
     roots: list[FakeTensor] = field(default_factory=list)
     differentiable: list[int] = field(default_factory=list)
+    tensors: list[FakeTensor | None] = field(default_factory=list)
     hidden: int = 0
     sizes: int = 0
-
-    def lose(self, errors: Mapping[int, str]) -> None:
-        """Let the roots number ... have no gradient, but the errors of their backward: and the
-        outputs that have theirs through them."""
-        fresh = sum(info.kind is OutputKind.FRESH for info in self.infos)
-        for number, error in errors.items():
-            index = self.differentiable[number]
-            if fresh <= index < fresh + len(self.mutated):
-                place = index - fresh
-                self.mutated[place] = replace(self.mutated[place], lost=error)
-            for place, info in enumerate(self.infos):
-                if _has_gradient_of(info, index):
-                    self.infos[place] = replace(info, lost=error, of_lost=True)
-        kept = [i for i in range(len(self.roots)) if i not in errors]
-        self.roots = [self.roots[i] for i in kept]
-        self.differentiable = [self.differentiable[i] for i in kept]
-
-
-def _has_gradient_of(info: OutputInfo, forward: int) -> bool:
-    """Whether an output's gradient is that of forward output number `forward`, or would be if the
-    view of it had one."""
-    own = info.kind in (OutputKind.FRESH, OutputKind.VIEW_OF_OUTPUT) and info.base == forward
-    if info.untracked and info.kind is OutputKind.VIEW_OF_OUTPUT:
-        return own and info.counter is None and not info.lost
-    return own and info.requires_grad and not info.is_leaf
 
 
 def classify_outputs(
@@ -89,7 +66,7 @@ def classify_outputs(
     primals = inputs.primals
     result = Classified(mutated)
     index_of: dict[int, int] = {}  # id of a base tensor -> its forward output
-    tensors: list[FakeTensor | None] = []
+    tensors = result.tensors
 
     def add(tensor: FakeTensor) -> None:
         index_of[id(tensor)] = len(tensors)

@@ -8,6 +8,7 @@ and random numbers may not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
@@ -208,6 +209,7 @@ def _cut(
     forward = forward_graph(joint, roles, saved_values)
     backward = backward_graph(joint, roles, saved_primals, saved_values)
     index = {n: i for i, n in enumerate(roles.primals)}
+    lost = functools.reduce(int.__or__, (1 << each.tangent for each in signature.lost), 0)
     return PartitionedGraph(
         forward=forward,
         backward=backward,
@@ -219,7 +221,7 @@ def _cut(
         gradient_tangents=tuple(
             (roles.tangent_bits[g] & ~(1 << len(roles.tangents)) | reached)
             if isinstance(g, Node)
-            else 0
+            else reached & lost
             for g, reached in zip_longest(roles.gradients, joint.reached, fillvalue=0)
         ),
     )

@@ -6,6 +6,7 @@ to, and whether the backward may compute it again.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,6 +37,9 @@ _CHEAP = frozenset(
         aten.sym_numel.default, aten.sym_storage_offset.default,
     }
 )  # fmt: skip
+
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class Roles:
@@ -91,6 +95,7 @@ class Roles:
         # A comparison with a reduction's result holds for the value that the reduction saw.
         self.exact = {node for node, _ in exact_comparisons(self.nodes)}
         self.exact |= compared_in_calls(self.nodes)
+        self.exact |= self._around_rounded_means()
 
     def _lent(self) -> set[Node]:
         """The inputs that a caller may write to before the backward, as eager lets him: it keeps
@@ -103,6 +108,27 @@ class Roles:
             and isinstance(value := node.meta["val"], FakeTensor)
             and not (node.meta.get(STATIC, False) and value._sizes)
         }
+
+    def _around_rounded_means(self) -> set[Node]:
+        """The values of half types of which the mean is kept in their type, too, as eager's norms
+        on a CPU do. Where all elements are equal the mean is exactly what each was rounded to: of
+        what is computed again, and is not rounded, deviations from it would not be zero."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            if node.target is not aten.var_mean.correction or self.tangent_bits[node]:
+                continue
+            source: Any = node.args[0]
+            if source.target is not aten._to_copy.default:
+                continue
+            source = source.args[0]
+            dtype = source.meta["val"]._dtype
+            means = [n for n in node.users if n.target is operator.getitem and n.args[1] == 1]
+            copies = [n for mean in means for n in mean.users if n.op == "call_function"]
+            if dtype in _HALF and any(
+                n.target is aten._to_copy.default and n.meta["val"]._dtype is dtype for n in copies
+            ):
+                found.add(view_root(source))
+        return found
 
     def _is_kept_by_eager(self, node: Node) -> bool:
         """Whether a value of the forward is read by what eager computes in the backward, or by a

@@ -73,9 +73,10 @@ def _make_run(
     by_way = ByWay(double, joint.points) if joint.points else None
     ways = _ways(joint, parts, double, examples)
     function = TrainingFunction(
-        parts, forward, lazy, double, late, separate, by_way, gates, ways
-    ).autograd_function()
-    apply = resolving(cutting(function.apply, double.cut), unresolved)
+        parts, forward, lazy, double, late, separate, by_way, gates, ways, joint.counters
+    )
+    watch = function.saved.watch if joint.counters.watched else None
+    apply = resolving(cutting(function.autograd_function().apply, double.cut), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)
@@ -89,7 +90,7 @@ def _make_run(
             inputs = extend(inputs)
         results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
         context = None
-        if late.outputs or joint.counted or gates is not None:
+        if late.outputs or joint.counted or gates is not None or watch is not None:
             context = context_of(results)
         if gates is not None and context is not None:
             context.replay = gates.with_history(context.replay, double.in_shape(inputs))
@@ -99,6 +100,8 @@ def _make_run(
             outputs = results if epilogue is None else epilogue(inputs, results)
         if context is not None:
             late.remember_outputs(context, outputs)
+            if watch is not None:
+                watch(context, outputs)
             if joint.counted:
                 context.replay = double.counted_again(context.replay)
         return outputs

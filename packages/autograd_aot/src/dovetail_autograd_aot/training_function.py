@@ -20,7 +20,7 @@ from dovetail_autograd_aot.graph_calls import (
     run_consuming,
     unrecorded,
 )
-from dovetail_autograd_aot.graphs import PartitionedGraph
+from dovetail_autograd_aot.graphs import OtherCounters, PartitionedGraph
 from dovetail_autograd_aot.input_gates import InputGates
 from dovetail_autograd_aot.late_needs import LateNeeds
 from dovetail_autograd_aot.lazy_backward import LazyBackward
@@ -33,6 +33,7 @@ from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.write_back import count_writes, write_ahead
 
 _NOTHING: dict[int, Any] = {}
+_NO_OTHERS = OtherCounters()
 
 
 class GraphFunction(torch.autograd.Function):
@@ -58,13 +59,15 @@ class TrainingFunction:
         points: ByWay | None = None,
         gates: InputGates | None = None,
         ways: Collection[int] = (),
+        counters: OtherCounters = _NO_OTHERS,
     ) -> None:
         self._compiled = forward
         self._lazy, self._double, self._late, self._separate = lazy, double, late, separate
         self._points, self._gates, self._ways = points, gates, ways
         self._signature = signature = parts.signature
         self._count = signature.num_forward_outputs
-        self._saved = SavedValues(parts)
+        self.saved = SavedValues(parts, counters)
+        self._apart = counters.results
         self._differentiable = differentiable = signature.differentiable
         self._constant = [i for i in range(self._count) if i not in differentiable]
         self._aliases = [
@@ -75,6 +78,8 @@ class TrainingFunction:
         self._asked_inputs = nodes_module().asked_inputs
         self._masks = parts.gradient_tangents
         self._all_tangents = (1 << len(differentiable)) - 1
+        self._lost = signature.lost
+        self._gated = 0 if gates is None else sum(1 << i for i in gates.behind())
         self._no_autocast = torch._C._is_any_autocast_enabled()
         self._common = self._common_calls()
 
@@ -102,8 +107,10 @@ class TrainingFunction:
 
     def _common_calls(self) -> CommonCalls | None:
         """What runs the common calls, if all is known that they do."""
-        points = self._points
-        if self._late or self._gates is not None or self._saved.reshaped or self._tangents.kept:
+        points, saved = self._points, self.saved
+        if self._late or self._gates is not None or saved.reshaped or self._tangents.kept:
+            return None
+        if self._lost or self._apart or saved.apart or saved.watched:
             return None
         several = points is not None or len(self._differentiable) > 1
         if several and not all(self._ways):
@@ -113,7 +120,7 @@ class TrainingFunction:
             self._compiled,
             (self.forward, self.backward),
             self._double,
-            self._saved,
+            saved,
             self._aliases,
             [(bool(t), bool(m)) for t, m in zip(self._tensors, self._masks, strict=True)],
             None if points is None else points.runs.values,
@@ -139,9 +146,11 @@ class TrainingFunction:
             # Built from the saved tensor, so that it shares its version counter.
             place = _numbers(geometry, outputs[output])
             outputs[output] = values[index].as_strided(*place).detach()
-        self._saved.store(ctx, inputs, values)
+        for output in self._apart:
+            outputs[output] = outputs[output].data
+        self.saved.store(ctx, inputs, values)
         if signature.mutated and hooks_take_saved_tensors():
-            saved = [*(inputs[i] for i in self._saved.primals), *values]
+            saved = [*(inputs[i] for i in self.saved.primals), *values]
             write_ahead(signature, inputs, outputs, saved)
         if self._tangents.kept:
             ctx.shapes = self._tangents.shapes([outputs[i] for i in self._differentiable])
@@ -156,6 +165,8 @@ class TrainingFunction:
 
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The inputs' gradients; those behind a gate are left to it."""
+        if self._lost:
+            self._refuse_lost(ctx, gradients, self._asked_inputs(ctx, self._tensors) & ~self._gated)
         if self._points is None and len(self._differentiable) < 2:
             return self._run_backward(ctx, gradients)
         others = None if self._points is None else self._points.taken(ctx)
@@ -179,13 +190,15 @@ class TrainingFunction:
     def through_gate(self, gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
         """The gradients of the inputs behind a gate, given those of the outputs that lead to it."""
         assert self._gates is not None
-        left = self._gates.taken(ctx, gate)
-        if left is not None:
-            return left
         inputs, outputs = self._gates.gates[gate]
         given: list[Any] = [None] * self._count
         for index, gradient in zip(outputs, gradients, strict=True):
             given[index] = gradient
+        if self._lost:
+            self._refuse_lost(ctx, given, sum(1 << i for i in inputs))
+        left = self._gates.taken(ctx, gate)
+        if left is not None:
+            return left
         found = self._run_backward(ctx, given, frees=False)
         run = None if self._points is None else self._points.runs.get(ctx)
         if run is not None:
@@ -199,6 +212,8 @@ class TrainingFunction:
     def inlined_backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The backward by its graph's operators, for whoever records them or makes them of several
         gradients at once (`is_grads_batched`). Saved tensors stay."""
+        if self._lost:
+            self._refuse_lost(ctx, gradients, self.asked(ctx))
         found = [gradients[i] for i in self._differentiable]
         missing = _missing(found)
         passage = self._separate.passage(missing, self.asked(ctx))
@@ -237,8 +252,10 @@ class TrainingFunction:
         changed since."""
         if self._late:
             self._late.check(ctx.late)
+        if self.saved.watched:
+            self.saved.check(ctx)
         rest = self._separate.rest(ctx)
-        return ("all", *self._saved.load(ctx)) if rest is None else rest
+        return ("all", *self.saved.load(ctx)) if rest is None else rest
 
     def _run_backward(
         self, ctx: Any, gradients: Sequence[Any], frees: bool = True
@@ -288,6 +305,17 @@ class TrainingFunction:
                 common.learn(chosen.run, rest, tangents)
         return self._reached(results, missing)
 
+    def _refuse_lost(self, ctx: Any, gradients: Sequence[Any], asked: int) -> None:
+        """Raise the error that eager raises in a backward to the inputs `asked` for. (None leads to
+        views that were made under no_grad, which say that they require a gradient.)"""
+        present = ~self.lacks(gradients)
+        for lost in self._lost:
+            if present >> lost.tangent & 1 and lost.primals & asked:
+                edges = iter(ctx.next_functions)
+                led = [is_tensor and next(edges)[0] is not None for is_tensor in self._tensors]
+                if any(leads and (lost.primals & asked) >> i & 1 for i, leads in enumerate(led)):
+                    raise RuntimeError(lost.error)
+
     def _of_what_is_left(
         self, ctx: Any, found: list[Any], values: Sequence[Any], passage: Passage
     ) -> tuple[Any, ...]:
@@ -302,8 +330,10 @@ class TrainingFunction:
             return self._reached(run_plainly(graph)(*arguments), missing)
 
     def _load(self, ctx: Any, passage: Passage) -> Sequence[Any]:
+        if self.saved.watched:
+            self.saved.check(ctx)
         values = self._separate.load(ctx, passage)
-        return self._saved.load(ctx) if values is None else values
+        return self.saved.load(ctx) if values is None else values
 
     def _reached(self, results: Sequence[Any], missing: int) -> tuple[Any, ...]:
         """As in eager: a gradient that no defined tangent reaches is None, not zero."""

@@ -9,7 +9,7 @@ there is nothing (see `undefined.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -131,9 +131,11 @@ class UserGradients:
         tangents: Sequence[Tensor],
         wanted: Sequence[Tensor],
         bits: dict[Node, int],
+        lost: Container[int],
     ) -> None:
         """Say of each marked node by which tangents its place is reached. `bits` are those of the
-        tangents' nodes; they become those of every node."""
+        tangents' nodes; they become those of every node. The backward from the roots `lost` raises
+        errors: nothing is asked of them."""
         ways = _ways([root.grad_fn for root in roots], {place.node for place in self.given})
         masks: dict[_Place, int] = {}
         asked: dict[int, set[_Place]] = {}
@@ -144,6 +146,9 @@ class UserGradients:
                 found |= bits.get(node, 0)
             for number in range(len(roots)):
                 if (ways.get(place.node, found) & ~found) >> number & 1:
+                    if number in lost:
+                        found |= 1 << number
+                        continue
                     if number not in asked:
                         with self._asking() as asked[number]:
                             run_engine([roots[number]], [tangents[number]], wanted)

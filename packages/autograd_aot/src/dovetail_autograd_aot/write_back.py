@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 
-from dovetail_autograd_aot.autograd_facts import has_history
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
     PartitionedGraph,
     ReshapedInput,
     Signature,
 )
-from dovetail_autograd_aot.output_makers import lost_tensor
 
 aten = torch.ops.aten
 
@@ -96,11 +94,9 @@ def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Wr
     def writing(pairs: Sequence[tuple[int, int, MutatedInput]]) -> Write:
         def write(inputs: Sequence[Any], results: Sequence[Any]) -> None:
             for index, result, mutated in pairs:
-                value, lost = results[result], mutated.lost
+                value = results[result]
                 if mutated.reshaped:
                     value = _in_shape_before(value, inputs[index], changes[index])
-                if lost:
-                    value = lost_tensor(value, lost, [*filter(has_history, inputs)])
                 inputs[index].copy_(value)
 
         return write

@@ -75,6 +75,10 @@ def write(
         return _cudnn_batch_norm(tracer, args, kwargs)
     if func in INTO:
         return drawn_into(tracer, func, args, kwargs)
+    if func is aten._foreach_copy_.default:  # (its functional form is a call, and keeps all gaps)
+        for target, source in zip(*args[:2], strict=True):
+            torch.autograd.graph.increment_version(copy(tracer, target, source))
+        return None
     one_by_one = _one_by_one(func, args, kwargs)
     if one_by_one:
         for args_of_one, kwargs_of_one in one_by_one:

@@ -249,8 +249,15 @@ def masked_fill(x: FakeTensor, mask: FakeTensor, value: Any) -> FakeTensor:
 
 
 def copy(x: FakeTensor, src: Any, non_blocking: bool = False) -> FakeTensor:
-    """The functional `copy`: a new tensor laid out as a clone of `x`."""
-    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    """The functional `copy`: a new tensor that lies in a copy of the memory of `x` as `x` does; but
+    laid out as a clone where elements of `x` are one."""
+    sizes = [n if type(n) is int else 2 for n in x._sizes]
+    repeats = any(
+        n > 1 and type(s) is int and s == 0 for n, s in zip(sizes, x._strides, strict=True)
+    )
+    if repeats and 0 not in sizes:
+        return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    return make(x._sizes, x._strides, x._dtype, x._device, x._offset)
 
 
 def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
