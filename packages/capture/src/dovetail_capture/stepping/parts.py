@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -102,12 +103,20 @@ def summed_in_place(indices: Tensor, values: Tensor, sizes: Sequence[int]) -> Te
     place = indices[0]
     for dimension in range(1, len(sizes)):
         place = place * sizes[dimension] + indices[dimension]
-    total = 1
-    for size in sizes:
-        total *= size
-    count = values.shape[0]
-    # Of the values at one place one is chosen, whichever is written last; all are added to it.
-    chosen = torch.empty(total, dtype=torch.int64, device=values.device)
-    chosen[place] = torch.arange(count, device=values.device)
-    first = chosen[place]
+    first = _first_of_place(place, sizes)
     return torch.zeros_like(values).index_add(0, first, values)[first]
+
+
+def _first_of_place(place: Tensor, sizes: Sequence[int]) -> Tensor:
+    """For each of some places a number below their count, the same for equal ones."""
+    if place.device.type == "cpu":  # (where memory that is touched for the first time costs most)
+        ordered, order = place.sort()
+        new = torch.zeros_like(ordered)
+        new[1:] = ordered[1:] != ordered[:-1]
+        number = torch.empty_like(order)
+        number[order] = new.cumsum(0)
+        return number
+    # Of the values at one place one is chosen, whichever is written last.
+    chosen = torch.empty(math.prod(sizes), dtype=torch.int64, device=place.device)
+    chosen[place] = torch.arange(place.shape[0], device=place.device)
+    return chosen[place]
