@@ -514,3 +514,36 @@ def test_as_many_numbers_as_a_tensor_of_symbolic_length_has() -> None:
     for length in (2, 5):
         x = torch.arange(length)
         torch.testing.assert_close(compiled(x), total(x))
+
+
+def row(x: Tensor, n: Tensor) -> Tensor:
+    x.add_(1)
+    return x[n.item()] * 2
+
+
+def column(x: Tensor, n: Tensor) -> Tensor:
+    x.add_(1)
+    return x[:, n.item() + x.shape[0]] * 2
+
+
+def written_row(x: Tensor, n: Tensor) -> Tensor:
+    y = x.add_(1) * 2
+    y[n.item()] = 3.0
+    return y
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [row, column, written_row])
+def test_a_number_out_of_bounds_is_the_error_of_an_index(
+    function: Callable[..., Any], dynamic: bool
+) -> None:
+    """The frame, which has written to its input, cannot run again for the program's error."""
+    compiled = dovetail.compile(function, fullgraph=True, dynamic=dynamic)
+    inside = torch.tensor(-3)
+    assert torch.equal(compiled(torch.ones(4, 5), inside), function(torch.ones(4, 5), inside))
+    for out in (torch.tensor(5), torch.tensor(-10)):
+        with pytest.raises(IndexError) as expected:
+            function(torch.ones(4, 5), out)
+        with pytest.raises(IndexError) as found:
+            compiled(torch.ones(4, 5), out)
+        assert str(found.value).startswith(str(expected.value))

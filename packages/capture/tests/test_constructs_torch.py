@@ -223,10 +223,14 @@ def tensor_of_tensors(x):
     )
 
 
-@construct(graphs=2, breaks=1)
+@construct()
 def where_an_input_begins(x):
-    """It is not guarded: Python tells it."""
-    return x[1].storage_offset(), x + 1
+    return x[1].storage_offset(), x.storage_offset(), x + 1
+
+
+@construct()
+def how_large_the_storage_of_an_input_is(x):
+    return x[1].untyped_storage().nbytes(), x.untyped_storage().nbytes() // x.itemsize, x + 1
 
 
 @construct()

@@ -6,6 +6,8 @@ import dovetail_capture as dc
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
+from torch.multiprocessing.reductions import StorageWeakRef
 
 MEAN, VAR = torch.zeros(3), torch.ones(3)
 
@@ -80,6 +82,124 @@ def test_what_inputs_are_that_look_alike(name):
     for _ in range(2):
         for t in given:
             assert compiled(t)[0] == ask(t) and compiled(t)[2] == ask(t * 2)
+
+
+def pieces():
+    """Tensors that look alike and lie in storages at several places, and in several storages."""
+    whole = torch.arange(48.0)
+    return [torch.arange(8.0), *whole.split(8), torch.arange(30.0)[2:10]]
+
+
+def a_piece_further(t):
+    return t.as_strided((2,), (1,), t.storage_offset() + 1) * 2
+
+
+PLACES = {
+    "offset": (lambda t: (t.storage_offset(), t * 2), 2),
+    "offset used": (a_piece_further, 2),
+    "offset asked": (lambda t: t + 1 if t.storage_offset() == 0 else t - 1, 2),
+    "offset of a view": (lambda t: (t[1:].storage_offset(), t * 2), 7),
+    "bytes": (lambda t: (t.untyped_storage().nbytes(), t * 2), 2),
+    "bytes used": (lambda t: t * (t.untyped_storage().nbytes() // t.itemsize), 2),
+    "bytes of a view": (lambda t: (t[1:].untyped_storage().nbytes(), t * 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places_in_storages_are_guarded_where_they_are_asked_for(name):
+    """They become symbolic as the numbers that a program is given do; that of a view is a case of
+    its own for each place."""
+    ask, graphs = PLACES[name]
+    compiled = dc.optimize(ask, dc.run_graph)
+    for _ in range(2):
+        for t in pieces():
+            assert repr(compiled(t)) == repr(ask(t))
+    log = compiled.capture_context.log
+    assert (log.graph_count, log.breaks) == (graphs, [])
+
+
+def test_what_storages_two_inputs_have():
+    """A view of one of two that shared a storage: which of them it is of is not known later."""
+
+    def ask(a, b):
+        total = a + b
+        return b[1:].untyped_storage().nbytes(), b[1:].storage_offset(), total
+
+    compiled = dc.optimize(ask, dc.run_graph)
+    whole = torch.arange(8.0)
+    for a, b in [(whole[:3], whole[3:6]), (whole[:3], torch.ones(9)[2:5])]:
+        assert repr(compiled(a, b)) == repr(ask(a, b))
+
+
+def resized(t):
+    view = t.view(-1)
+    view.resize_(20)
+    return t.untyped_storage().nbytes(), t * 2
+
+
+def resized_between(t):
+    storage = t.untyped_storage()
+    t.resize_(20)
+    return storage.nbytes(), t.shape
+
+
+def set_anew(t):
+    t.set_(torch.ones(9)[3:])
+    return t.untyped_storage().nbytes(), t.storage_offset()
+
+
+def resized_by_an_out(t):
+    torch.arange(12.0, out=t)
+    return t.untyped_storage().nbytes(), t.storage_offset()
+
+
+def data_set(t):
+    t.data = torch.ones(9)[1:]
+    return t.untyped_storage().nbytes(), t.storage_offset()
+
+
+def inside(t):
+    body = torch.utils.checkpoint.checkpoint
+    return body(
+        lambda x: x * x.untyped_storage().nbytes() + x.storage_offset(), t, use_reentrant=False
+    )
+
+
+def by_row(t):
+    return torch.vmap(lambda row: row * row.storage_offset())(t.view(2, -1))
+
+
+CHANGED = [resized, resized_between, set_anew, resized_by_an_out, data_set, inside, by_row]
+
+
+@pytest.mark.parametrize("ask", CHANGED)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_storages_that_the_frame_changes_or_that_others_stand_for(ask):
+    compiled = dc.optimize(ask, dc.run_graph)
+    for start in (0, 2, 4):
+        expected, found = (
+            torch.arange(14.0)[start : start + 8],
+            torch.arange(14.0)[start : start + 8],
+        )
+        assert _outcome(ask, expected) == _outcome(compiled, found)
+        # (What lies behind the data after a `resize_` is no one's.)
+        assert expected.shape == found.shape and torch.equal(expected[:8], found[:8])
+
+
+def _outcome(fn, t):
+    try:
+        return repr(fn(t))
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_storage_that_was_asked_for_is_let_go_of():
+    compiled = dc.optimize(lambda t: t * t.untyped_storage().nbytes(), dc.run_graph)
+    t = torch.ones(3)
+    compiled(t)
+    held = StorageWeakRef(t.untyped_storage())
+    del t
+    assert held.expired()
 
 
 def address(x):

@@ -176,6 +176,31 @@ def test_assertions_stop_the_call() -> None:
                 run(torch.ones(n))
 
 
+@pytest.mark.parametrize("error", [RuntimeError, IndexError])
+def test_an_assertion_says_the_numbers_of_its_call(error: type[Exception]) -> None:
+    name: Any = error.__name__
+    said = "{} of {}, not {{"
+    plan = make(
+        [("x", vector(sym("s0")))],
+        [
+            CallAten("aten::nonzero", (Ref("x"),), outputs=("at",)),
+            Bind("u0", "at", 0),
+            Assert(SizeExpr("le", (sym("u0"), 3)), said[:-8], name, (sym("u0"), sym("s0"))),
+            Assert(SizeExpr("le", (sym("u0"), 2)), said, name),
+        ],
+        ["at"],
+        [SymbolBinding("s0", 0, 0)],
+    )
+    for run in ways(plan)[: 4 if error is RuntimeError else 5]:  # (a text has `assert`)
+        assert run(torch.ones(2))[0].shape == (2, 1)
+        with pytest.raises(error, match="4 of 4"):
+            run(torch.ones(4))
+        with pytest.raises(error, match=r"\{\} of \{\}, not \{\{"):
+            run(torch.ones(3))
+    with pytest.raises(PlanError, match="number"):
+        load(make([], [Assert(0, "{}", name, (1, 2))], [], []))
+
+
 def test_what_is_bound_late_is_refused_early() -> None:
     early: list[Step] = [Allocate("y", vector(sym("u0")), None), Bind("u0", "x", 0)]
     with pytest.raises(ValueError, match="u0"):

@@ -1,5 +1,6 @@
 """Reads what built-in iterators have still to give, without moving them, what views show, what sets
-hold, which classes are derived from one, and what a context variable holds.
+hold, which classes are derived from one, what a context variable holds, and of the storage of a
+tensor: itself, its size, and where the tensor begins in it.
 
 `__reduce__` of an iterator tells what it goes through and where it is; `gc.get_referents` tells the
 dictionary or set of an iterator that has only copies of its items to show. Each reader raises
@@ -13,6 +14,8 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 MOST_READ = 64
 """How many items ahead are read at most."""
@@ -163,6 +166,25 @@ def context(variable: Any) -> tuple[Any, ...]:
 
 _NOT_SET: Any = object()
 
+
+def storage(tensor: Any) -> torch.UntypedStorage:
+    """The storage of a tensor."""
+    with torch._C.DisableTorchFunction():
+        found: torch.UntypedStorage = torch.Tensor.untyped_storage(tensor)
+    return found
+
+
+def storage_bytes(tensor: Any) -> int:
+    """How large the storage of a tensor is."""
+    return storage(tensor).nbytes()
+
+
+def storage_offset(tensor: Any) -> int:
+    """Where a tensor begins in its storage."""
+    with torch._C.DisableTorchFunction():
+        return int(torch.Tensor.storage_offset(tensor))
+
+
 READERS: dict[str, Reader] = {
     "rest": rest,
     "over": over,
@@ -172,5 +194,8 @@ READERS: dict[str, Reader] = {
     "order": order,
     "subclasses": subclasses,
     "context": context,
+    "storage": storage,
+    "storage_bytes": storage_bytes,
+    "storage_offset": storage_offset,
 }
 """The parts that an `IteratorSource` names."""

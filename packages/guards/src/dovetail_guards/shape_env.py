@@ -12,7 +12,7 @@ import enum
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
@@ -36,6 +36,17 @@ class DataDependentError(RuntimeError):
 
 class FrozenError(RuntimeError):
     """Something new would be assumed of sizes when the guards are made already."""
+
+
+class Check(NamedTuple):
+    """What the compiled program checks of numbers that only the run tells: where `relation` does
+    not hold, it raises `error` with `message`. Each `{}` in it is one of `numbers`, if it has any.
+    """
+
+    relation: rel.BoolExpr
+    message: str
+    error: type[Exception] = RuntimeError
+    numbers: tuple[e.Expr, ...] = ()
 
 
 class Dim(enum.Enum):
@@ -100,7 +111,7 @@ class ShapeEnv:
         self.keep_undecided = True
         self.frozen = False
         self.decisions: list[Decision] = []
-        self.checks: list[tuple[rel.BoolExpr, str]] = []  # for the compiled program to make
+        self.checks: list[Check] = []  # for the compiled program to make
         self.specializations: list[Specialization] = []
         self.learned = Learned(self.unbacked)
         self.facts = self.learned.facts
@@ -358,18 +369,27 @@ class ShapeEnv:
         self.guard_bool(rel.eq(expr, value), reason)
         return value
 
-    def require(self, relation: rel.BoolExpr, message: str = "") -> bool:
-        """`torch._check`: from here on the relation holds; False if it is known not to."""
+    def require(
+        self,
+        relation: rel.BoolExpr,
+        message: str = "",
+        error: type[Exception] = RuntimeError,
+        numbers: tuple[e.Expr, ...] = (),
+    ) -> bool:
+        """`torch._check`: from here on the relation holds; False if it is known not to. `message`,
+        `error` and `numbers` are as in `Check`."""
         known = self.statically_known(relation)
         if known is not None:
             return known
         symbols = relation.free_symbols()
         if self.unbacked.isdisjoint(symbols):
-            return self._decide(relation, message or "checked by the program")
+            reason = message.format(*numbers) if numbers else message
+            return self._decide(relation, reason or "checked by the program")
         if not self.unchecked.isdisjoint(symbols):
             return self.guard_bool(relation)
         # About a run-time value: the compiled program checks it when it runs; here it is learnt.
-        self.checks.append((relation, message or f"a check of the program fails: {relation}"))
+        message = message or f"a check of the program fails: {relation}"
+        self.checks.append(Check(relation, message, error, numbers))
         self.learned.learn(relation)
         return True
 
@@ -399,7 +419,8 @@ class ShapeEnv:
     def _failing(self, values: dict[str, int]) -> list[rel.BoolExpr]:
         """The checks of the program that do not hold with these values for symbols of run time."""
         told = {**self.hints, **values}
-        asked = (check for check, _ in self.checks if check.free_symbols() <= told.keys())
+        asked = (check.relation for check in self.checks)
+        asked = (check for check in asked if check.free_symbols() <= told.keys())
         return [check for check in asked if not check.evaluate(told)]
 
     def _typical(self, name: str, sign: int, shrink: int) -> int:

@@ -200,8 +200,8 @@ class FlattenSource(Source):
 
 @dataclass(frozen=True)
 class IteratorSource(Source):
-    """A part of a built-in iterator, read without moving it, or of a view of a dictionary: `part`
-    is a name of `iterators.READERS`."""
+    """A part of a built-in iterator, read without moving it, of a view of a dictionary, or of a
+    tensor's storage: `part` is a name of `iterators.READERS`."""
 
     base: Source
     part: str

@@ -88,7 +88,7 @@ class _Writer:
     # Buffers that take the place of another one, laid out alike: by its name in the plan.
     instead: dict[str, str] = field(default_factory=dict)
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
-    unchecked: list[tuple[Size, str]] = field(default_factory=list)
+    unchecked: list[Assert] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
     # Each buffer's slab, by its device and its number there.
     slab_of: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -226,9 +226,11 @@ class _Writer:
 
     def check(self) -> None:
         """What the program states of sizes, once they are all known."""
-        for stated in [c for c in self.unchecked if symbols_of(c[0]) <= self.bound]:
-            self.steps.append(Assert(*stated))
-            self.unchecked.remove(stated)
+        for stated in list(self.unchecked):
+            sizes = (stated.condition, *stated.numbers)
+            if all(symbols_of(size) <= self.bound for size in sizes):
+                self.steps.append(stated)
+                self.unchecked.remove(stated)
 
     def places(self, buffers: Sequence[str]) -> tuple[str, ...]:
         """The plan's names for buffers that a kernel takes."""

@@ -94,7 +94,7 @@ class SizeNodes:
 
     def mark_checked(self, env: ShapeEnv) -> None:
         """Keep the nodes that the symbols of stated relations come from (`meta["checked"]`)."""
-        names = {name for relation, _ in env.checks for name in relation.free_symbols()}
+        names = {name for check in env.checks for name in check.relation.free_symbols()}
         for name in names & env.unbacked:
             known = symbol(name)
             node = self._nodes.get(known, self._nodes.get(FloatExpr(INPUT, (known,))))

@@ -217,7 +217,11 @@ class _Lowering:
                 number = self.sizes.bind_late(step.name)
                 return (BIND, slot, _INT if step.dim is None else step.dim, number, late)
             case Assert():
-                return (ASSERT, self._number(step.condition), step.message)
+                message = tuple(step.message.split("{}")) if step.numbers else (step.message,)
+                if len(message) != len(step.numbers) + 1:
+                    raise PlanError(f"{self.plan.name}: not one number for each {{}} of {step!r}")
+                condition, numbers = self._number(step.condition), self._numbers(step.numbers)
+                return (ASSERT, condition, message, numbers, step.error == "IndexError")
             case Choose():
                 return self._choose(step)
             case While():

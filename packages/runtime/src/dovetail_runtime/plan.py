@@ -265,10 +265,13 @@ class Bind:
 
 @dataclass(frozen=True)
 class Assert:
-    """Where `condition` is 0, the call is a RuntimeError that says `message`."""
+    """Where `condition` is 0, the call is an `error` that says `message`, in which each `{}` is
+    one of `numbers`, if there are any."""
 
     condition: Size
     message: str
+    error: Literal["RuntimeError", "IndexError"] = "RuntimeError"
+    numbers: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,13 @@ class _Writer:
             case While():
                 return self._while(step)
             case Assert():
-                return [f"assert {size_text(step.condition)}, {step.message!r}"]
+                said = repr(step.message)
+                if step.numbers:
+                    said += f".format({', '.join(size_text(n) for n in step.numbers)})"
+                if step.error == "RuntimeError":
+                    return [f"assert {size_text(step.condition)}, {said}"]
+                raised = f"raise {step.error}({said})"
+                return [f"if not {size_text(step.condition)}:", f"    {raised}"]
         raise TypeError(f"unknown step {step!r}")
 
     def _bytes(self, spec: TensorSpec) -> str:

@@ -155,7 +155,9 @@ class _Run:
                 self._define()
             case Assert():
                 if not self._int(step.condition):
-                    raise RuntimeError(step.message)
+                    numbers = self._ints(step.numbers)
+                    error = IndexError if step.error == "IndexError" else RuntimeError
+                    raise error(step.message.format(*numbers) if numbers else step.message)
             case _:
                 raise TypeError(f"unknown step {step!r}")
 

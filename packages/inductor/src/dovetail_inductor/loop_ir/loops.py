@@ -9,7 +9,7 @@ from math import inf, prod
 from typing import Literal
 
 import torch
-from dovetail_runtime.plan import Plan, Size, SizeExpr
+from dovetail_runtime.plan import Assert, Plan, SizeExpr
 
 from dovetail_inductor.loop_ir.attention import AttentionLoops
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
@@ -318,8 +318,8 @@ class LoopGraph:
     size_inputs: Mapping[int, int] = field(default_factory=dict)
     # Floats (as bits) that kernels take, by the names of the symbols that stand for them.
     definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
-    # What the program states of sizes that depend on data: (condition, message).
-    checks: tuple[tuple[Size, str], ...] = ()
+    # What the program states of sizes that depend on data.
+    checks: tuple[Assert, ...] = ()
 
     def as_text(self) -> str:
         """Readable form."""

@@ -214,7 +214,7 @@ _FLOAT_OPERATIONS = {
 def _plan_float(env: ShapeEnv, expr: FloatLike) -> Size:
     """The bits of a float; an integer is made a float, as Python does."""
     if isinstance(expr, e.Expr):
-        return SizeExpr("float", (_plan_size(env.simplify(expr)),))
+        return SizeExpr("float", (plan_size(env.simplify(expr)),))
     if not isinstance(expr, FloatExpr):
         return float_bits(float(expr))
     name = expr.input_name()
@@ -295,7 +295,7 @@ def name_parts(text: str) -> tuple[dict[str, str], str]:
 def condition(relation: rel.BoolExpr) -> Size:
     """A relation between sizes as a plan computes it: 0 or 1."""
     if relation.kind in ("eq", "le"):
-        return SizeExpr(relation.kind, (_plan_size(relation.args[0]), 0))
+        return SizeExpr(relation.kind, (plan_size(relation.args[0]), 0))
     if relation.kind == "not":
         return SizeExpr("not", (condition(relation.args[0]),))
     if relation.kind in ("and", "or"):
@@ -373,10 +373,11 @@ def _atom_text(atom: e.Atom) -> str:
 
 def size_expr(size: int) -> Size:
     """A size as a `Plan` holds it."""
-    return _plan_size(size.expr) if type(size) is Dim else size
+    return plan_size(size.expr) if type(size) is Dim else size
 
 
-def _plan_size(expr: e.Expr) -> Size:
+def plan_size(expr: e.Expr) -> Size:
+    """An expression of sizes as a `Plan` holds it."""
     total: Size = 0
     for monomial, factor in expr.terms:
         product: Size = factor
@@ -391,8 +392,8 @@ def _plan_size(expr: e.Expr) -> Size:
 def _plan_atom(atom: e.Atom) -> SizeExpr:
     if atom.kind == "sym":
         return SizeExpr("sym", (atom.name,))
-    result: Size = _plan_size(atom.args[0])
+    result: Size = plan_size(atom.args[0])
     for arg in atom.args[1:]:
-        result = SizeExpr(_OPERATIONS[atom.kind], (result, _plan_size(arg)))
+        result = SizeExpr(_OPERATIONS[atom.kind], (result, plan_size(arg)))
     assert isinstance(result, SizeExpr)
     return result

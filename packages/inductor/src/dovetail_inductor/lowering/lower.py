@@ -12,7 +12,7 @@ from dovetail_guards.expr import symbol
 from dovetail_prims.conditionals import graph_nodes
 from dovetail_prims.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_runtime.plan import Size
+from dovetail_runtime.plan import Assert
 from torch import fx
 
 from dovetail_inductor.codegen_triton.ops import has_scalar_form, has_triton_form
@@ -31,6 +31,7 @@ from dovetail_inductor.loop_ir.sizes import (
     condition,
     dim,
     float_from_torch,
+    plan_size,
 )
 from dovetail_inductor.lowering import (
     aligned,
@@ -159,13 +160,18 @@ def _after_sizes(ctx: Context) -> list[Node]:
     return found
 
 
-def _checks(ctx: Context) -> tuple[tuple[Size, str], ...]:
+def _checks(ctx: Context) -> tuple[Assert, ...]:
     """What the program states of the sizes that are bound here."""
     checks = () if ctx.env is None else ctx.env.checks
     return tuple(
-        (condition(relation), message)
-        for relation, message in checks
-        if not ctx.binders.keys().isdisjoint(relation.free_symbols())
+        Assert(
+            condition(check.relation),
+            check.message,
+            "IndexError" if issubclass(check.error, IndexError) else "RuntimeError",
+            tuple(plan_size(number) for number in check.numbers),
+        )
+        for check in checks
+        if not ctx.binders.keys().isdisjoint(check.relation.free_symbols())
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
-from dovetail_runtime.plan import Size, SizeExpr
+from dovetail_runtime.plan import Assert, SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.index import Var
@@ -225,7 +225,7 @@ class KernelGraph:
     builder: Builder = field(repr=False, compare=False)
     size_inputs: Mapping[int, int] = field(default_factory=dict)
     definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
-    checks: tuple[tuple[Size, str], ...] = ()
+    checks: tuple[Assert, ...] = ()
 
     @property
     def kernels(self) -> list[FusedKernel]:

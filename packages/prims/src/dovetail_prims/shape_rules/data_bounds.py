@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dovetail_guards.expr import Expr, constant
 from dovetail_guards.relations import BoolExpr
 from dovetail_guards.sym_node import SymNode
 
 from dovetail_prims.fake_tensor import Size
+
+
+def _expr_of(number: Size) -> Expr:
+    if isinstance(number, int):
+        return constant(number)
+    expr: Expr = number.node.expr
+    return expr
 
 
 def known_truth(relation: Any) -> bool | None:
@@ -43,10 +51,16 @@ def clamped(index: Size, size: Size) -> Size:
     return torch.sym_max(0, position) if below is None else position
 
 
-def stated(condition: Any, message: str) -> bool:
+def stated(
+    condition: Any,
+    message: str,
+    error: type[Exception] = RuntimeError,
+    numbers: tuple[Size, ...] = (),
+) -> bool:
     """Whether a relation holds; where only the data tells, the program checks it as it runs, and
-    says `message`."""
+    raises `error` with `message`, where each `{}` is one of `numbers`, if there are any."""
     if known_truth(condition) is None:
         node: Any = condition.node
-        return bool(node.env.require(node.expr, message))
+        exprs = tuple(_expr_of(number) for number in numbers)
+        return bool(node.env.require(node.expr, message, error, exprs))
     return bool(condition)

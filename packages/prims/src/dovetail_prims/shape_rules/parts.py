@@ -69,9 +69,12 @@ def select(x: FakeTensor, dim: int, index: Size) -> FakeTensor:
     if type(index) is int and type(size) is int:
         inside = -size <= index < size
     else:
-        refusal = f"index is out of bounds for dimension {dim} with size {size}"
-        inside = data_bounds.stated(index < size, refusal)
-        inside = inside and data_bounds.stated(index >= -size, refusal)
+        # (An index is far more often in brackets than an argument of `select`: in their words.)
+        refusal = f"index {{}} is out of bounds for dimension {dim} with size {{}}"
+        inside = all(
+            data_bounds.stated(condition, refusal, IndexError, (index, size))
+            for condition in (index < size, index >= -size)
+        )
     if not inside:
         raise IndexError(
             f"select(): index {index} out of range for tensor of size {list(x._sizes)} at "

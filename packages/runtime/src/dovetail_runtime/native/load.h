@@ -128,6 +128,13 @@ class Loader {
     }
   }
 
+  AssertSize assertion(const Items& t) {
+    AssertSize step{index(t[1]), {}, to_indices(t[3]), to_int(t[4]) != 0};
+    Items parts(t[2]);
+    for (Py_ssize_t i = 0; i < parts.size(); ++i) step.message.push_back(to_string(parts[i]));
+    return step;
+  }
+
   Step step(const Items& t) {
     switch (to_int(t[0])) {
       case 0: return AllocateSlab{index(t[1]), spec(t[2]), index(t[3]), index(t[4])};
@@ -141,7 +148,7 @@ class Loader {
       case 5: return call_aten(t);
       case 6: return FreeSlots{to_indices(t[1])};
       case 7: return BindSize{index(t[1]), static_cast<int>(to_int(t[2])), index(t[3]), index(t[4])};
-      case 8: return AssertSize{index(t[1]), to_string(t[2])};
+      case 8: return assertion(t);
       case 9: return choose(t);
       case 10: return loop(t);
       case 11: return FreeSlab{index(t[1])};

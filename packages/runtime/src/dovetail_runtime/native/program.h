@@ -156,7 +156,9 @@ struct BindSize {
 
 struct AssertSize {
   SizeIndex condition;
-  std::string message;
+  std::vector<std::string> message;  // with one of the numbers after each part but the last
+  std::vector<SizeIndex> numbers;
+  bool is_index;  // an IndexError, else a RuntimeError
 };
 
 struct Program;

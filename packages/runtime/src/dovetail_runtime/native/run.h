@@ -137,7 +137,7 @@ class Runner {
   std::vector<at::Tensor> run_inner(Program& program, const std::vector<int32_t>& arguments,
                                     const std::vector<at::Tensor>& first);
   void keep(const std::vector<SlotIndex>& outputs, std::vector<at::Tensor> results);
-  void execute(AssertSize& step) { TORCH_CHECK(values()[step.condition] != 0, step.message); }
+  void execute(AssertSize& step);
 
   Program& program_;
   Frame& frame_;

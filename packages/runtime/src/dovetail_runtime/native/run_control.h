@@ -11,6 +11,15 @@ inline void Runner::execute(BindSize& step) {
   run_sizes(program_.late_programs[static_cast<size_t>(step.program)], values());
 }
 
+inline void Runner::execute(AssertSize& step) {
+  if (values()[step.condition] != 0) return;
+  std::string message = step.message[0];
+  for (size_t i = 0; i < step.numbers.size(); ++i)
+    message += std::to_string(values()[step.numbers[i]]) + step.message[i + 1];
+  TORCH_CHECK_INDEX(!step.is_index, message);
+  TORCH_CHECK(false, message);
+}
+
 // The one element of a tensor, a float as its bits.
 inline int64_t Runner::element(at::Tensor tensor) {
   static const c10::OperatorHandle op =

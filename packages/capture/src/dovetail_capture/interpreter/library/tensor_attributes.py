@@ -102,19 +102,8 @@ def tensor_size(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.constant(shape[dim.value])
 
 
-def tensor_storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x.storage_offset()`: where an input begins in its storage is not guarded, so that pieces of
-    one tensor share a graph."""
-    obj = args[0]
-    if isinstance(obj, TensorValue):
-        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
-        if any(obj.fake._storage is value.fake._storage for value in inputs):
-            raise GraphBreakSignal("storage_offset() of an input or of a view of one")
-    return PASS
-
-
 def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`x._is_view()` and `x.untyped_storage()`: nothing of that is guarded of an input."""
+    """`x._is_view()` and `x.is_shared()`: nothing of that is guarded of an input."""
     obj = args[0]
     if isinstance(obj, TensorValue):
         inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
@@ -179,9 +168,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.__iter__: tensor_iter,
     torch.Tensor.__hash__: tensor_hash,
     torch.Tensor.size: tensor_size,
-    torch.Tensor.storage_offset: tensor_storage_offset,
     torch.Tensor._is_view: tensor_of_storage,
-    torch.Tensor.untyped_storage: tensor_of_storage,
     torch.Tensor.is_shared: tensor_of_storage,
     **dict.fromkeys(_READ_MEMORY, tensor_data),
     torch.Tensor.detach: tensor_detach,
