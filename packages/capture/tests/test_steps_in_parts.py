@@ -228,3 +228,28 @@ def test_steps_that_another_compiler_disabled(kind: str, monkeypatch: pytest.Mon
     step = compiled(optimizer.step)
     assert step(closure) > step(closure)
     assert step.capture_context.log.counters["graph"] >= 2
+
+
+def test_what_the_program_disabled_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that PyTorch's own compiler disables has the same code."""
+    cls = torch.optim.LBFGS
+    monkeypatch.setattr(cls, "step", torch.compiler.disable(cls.step))
+    param = torch.randn(6, 3).requires_grad_()
+    optimizer = cls([param], lr=0.1, max_iter=2)
+
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    disabled = torch.compiler.disable(doubled)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = disabled(param).square().sum()
+        loss.backward()
+        return loss
+
+    step = compiled(optimizer.step)
+    step(closure)
+    log = step.capture_context.log
+    assert log.counters["graph"] >= 2
+    assert not [event for event in log.events if event.name.endswith("doubled")]

@@ -175,7 +175,7 @@ class CaptureContext:
     def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         """What the hook is to do with a frame that it has no entry for."""
         if without_others_marks(func) is not func:
-            return _frame_hook.SKIP  # what it calls is captured all the same
+            return None  # what it calls is captured; its code is that of all disabled functions
         if runs_with_capture_off(code):
             return _frame_hook.OFF
         if opens_checkpoint(code):
