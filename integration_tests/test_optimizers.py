@@ -304,6 +304,6 @@ def test_a_step_by_sparse_gradients_is_compiled_in_parts() -> None:
     for name in ("exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(state[name], their_state[name], rtol=1e-9, atol=1e-12)
     told = dovetail.report(step)
-    assert 0 < told.graphs <= 4 and not told.extern_calls
+    assert 0 < told.graphs <= 4 and dict(told.extern_ops).keys() <= {"aten::sort"}
     (broken,) = told.breaks
     assert broken.reason.startswith("SparseAdam has sparse gradients")

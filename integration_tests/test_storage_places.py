@@ -94,10 +94,8 @@ def test_an_input_elsewhere_in_its_storage(fn: Fn, starts: tuple[int, ...], back
                 assert ours.shape == eager.shape and ours.stride() == eager.stride()
                 torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
     report = dovetail.report(compiled)
-    if fn is asked:
-        assert "storage_offset" in report.breaks[0].reason
-    else:
-        assert report.graphs <= 2 and not report.breaks  # with gradients, and without
+    # With gradients, and without; where the program asks: for the first offset, for 0, for others.
+    assert report.graphs <= (6 if fn is asked else 2) and not report.breaks
 
 
 def test_a_loop_over_experts() -> None:
