@@ -134,18 +134,49 @@ def test_gradients_of_all_kinds_are_followed(kind: str) -> None:
     assert_same_state(ours, theirs)
 
 
-def test_subclass_with_a_gradient_of_its_own_steps_as_it_says() -> None:
-    class Halved(torch.optim.LBFGS):
-        def _gather_flat_grad(self) -> Tensor:
-            return super()._gather_flat_grad() / 2  # type: ignore[no-any-return]
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("name", ["_gather_flat_grad", "_add_grad", "_directional_evaluate"])
+def test_methods_of_a_subclass_are_called(name: str, search: str | None) -> None:
+    calls = []
 
-    def run(wrap: Wrap) -> list[float]:
+    def own(self: Any, *args: Any) -> Any:
+        calls.append(name)
+        result = getattr(torch.optim.LBFGS, name)(self, *args)
+        return result / 2 if name == "_gather_flat_grad" else result
+
+    Own: Any = type("Own", (torch.optim.LBFGS,), {name: own})
+
+    def run(wrap: Wrap) -> tuple[list[float], int, Any]:
         model = net()
-        optimizer = Halved(model.parameters(), lr=0.1, max_iter=3)
+        optimizer = Own(model.parameters(), lr=0.1, max_iter=3, line_search_fn=search)
         closure, step = fitting(model, optimizer), wrap(optimizer.step)
-        return [step(closure).item() for _ in range(4)]
+        calls.clear()
+        return [step(closure).item() for _ in range(4)], len(calls), step
 
-    assert run(compiled) == run(plain)
+    losses, count, step = run(compiled)
+    their_losses, their_count, _ = run(plain)
+    torch.testing.assert_close(losses, their_losses, rtol=1e-7, atol=0)
+    assert count == their_count
+    assert step.capture_context.log.counters["graph"] > 3
+
+
+def test_parameters_in_any_layout_without_gradients() -> None:
+    def run(wrap: Wrap) -> Tensor:
+        torch.manual_seed(1)
+        turned = torch.randn(4, 3, dtype=torch.float64).t().requires_grad_()
+        x = torch.randn(5, dtype=torch.float64).requires_grad_()
+        optimizer = torch.optim.LBFGS([x, turned], lr=0.2, max_iter=3)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = (x - torch.arange(5.0)).square().mean()
+            loss.backward()
+            return loss
+
+        wrap(optimizer.step)(closure)
+        return torch.cat([x.detach(), turned.detach().reshape(-1)])
+
+    torch.testing.assert_close(run(compiled), run(plain), rtol=1e-9, atol=0)
 
 
 def test_an_error_of_the_closure_leaves_what_eagers_does() -> None:

@@ -8,7 +8,7 @@ one needs no new graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,16 +19,13 @@ from dovetail_capture.stepping import parts
 
 _STRETCHES = (16, 4, 1)  # of the history: one graph each
 _SEARCHES = (None, "strong_wolfe")
-_OWN = ("_gather_flat_grad", "_add_grad", "_clone_param", "_set_param", "_directional_evaluate")
 _KEPT = ("d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss")
 
 
 def can_drive(optimizer: LBFGS) -> bool:
-    """Is the step of an optimizer what is written here? A subclass may have parts of its own."""
-    overridden = any(getattr(type(optimizer), name) is not getattr(LBFGS, name) for name in _OWN)
-    if overridden or len(optimizer.param_groups) != 1 or not optimizer._params:
-        return False
-    return optimizer.param_groups[0]["line_search_fn"] in _SEARCHES
+    """Is there something to step by, and in a known way? (PyTorch's own step says so if not.)"""
+    known = len(optimizer.param_groups) == 1 and bool(optimizer._params)
+    return known and optimizer.param_groups[0]["line_search_fn"] in _SEARCHES
 
 
 def lbfgs_step(optimizer: LBFGS, closure: Callable[[], Any]) -> Any:
@@ -37,10 +34,12 @@ def lbfgs_step(optimizer: LBFGS, closure: Callable[[], Any]) -> Any:
 
 
 class _Step:
-    """One step: some iterations of the search, from the state that the last step left."""
+    """One step: some iterations of the search, from the state that the last step left. Where a
+    subclass has methods of its own, they are called."""
 
     def __init__(self, optimizer: LBFGS, closure: Callable[[], Any]) -> None:
-        self.optimizer, self.closure = optimizer, closure
+        self.optimizer: Any = optimizer
+        self.closure = closure
         self.group = optimizer.param_groups[0]
         self.params: list[Tensor] = optimizer._params
         self.maximize = bool(self.group.get("maximize", False))
@@ -93,10 +92,19 @@ class _Step:
         return -float(loss) if self.maximize else float(loss)
 
     def _gradient(self) -> Tensor:
-        if any(p.grad is not None and p.grad.is_sparse for p in self.params):
-            # (A sparse tensor is no input of a graph.)
-            return self.optimizer._gather_flat_grad()  # type: ignore[no-any-return, no-untyped-call]
+        sparse = any(p.grad is not None and p.grad.is_sparse for p in self.params)
+        if sparse or self._has_own("_gather_flat_grad"):  # (no input of a graph is sparse)
+            return cast(Tensor, self.optimizer._gather_flat_grad())
         return parts.flat_gradient(self.params, self.maximize)
+
+    def _move(self, t: Any, direction: Tensor) -> None:
+        if self._has_own("_add_grad"):
+            self.optimizer._add_grad(t, direction)
+        else:
+            parts.move(self.params, direction, float(t))
+
+    def _has_own(self, name: str) -> bool:
+        return getattr(type(self.optimizer), name) is not getattr(LBFGS, name)
 
     def _turn(self) -> None:
         """The direction of the next iteration, from the history."""
@@ -147,13 +155,13 @@ class _Step:
     def _advance(self, slope: Tensor, most: int, iteration: int) -> int:
         """Go along the direction; how often the closure was called for it."""
         if self.group["line_search_fn"] is not None:
-            start = [p.clone(memory_format=torch.contiguous_format) for p in self.params]
+            start = self.optimizer._clone_param()
             self.loss, self.gradient, self.t, made = _strong_wolfe(  # type: ignore[no-untyped-call]
                 self._there, start, self.t, self.d, self.loss, self.gradient, slope, max_ls=most
             )
-            parts.move(self.params, self.d, float(self.t))
+            self._move(self.t, self.d)
             return int(made)
-        parts.move(self.params, self.d, float(self.t))
+        self._move(self.t, self.d)
         if iteration == self.group["max_iter"]:
             return 0  # (what would be computed is computed again by the next step)
         self.loss = self._number(self.closure())
@@ -162,11 +170,13 @@ class _Step:
 
     def _there(self, start: list[Tensor], t: Any, direction: Tensor) -> tuple[float, Tensor]:
         """Loss and gradient at a place along the direction; the parameters are left as they are."""
-        parts.move(self.params, direction, float(t))
+        if self._has_own("_directional_evaluate"):
+            loss, gradient = self.optimizer._directional_evaluate(self.closure, start, t, direction)
+            return loss, gradient
+        self._move(t, direction)
         loss = self._number(self.closure())
         gradient = self._gradient()
-        for param, value in zip(self.params, start, strict=True):
-            param.copy_(value)
+        self.optimizer._set_param(start)
         return loss, gradient
 
     def _is_done(self) -> bool:

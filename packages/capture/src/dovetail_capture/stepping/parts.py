@@ -13,7 +13,7 @@ def flat_gradient(params: Sequence[Tensor], maximize: bool) -> Tensor:
     """The gradients of all parameters, one behind another: `[n]`, complex numbers as pairs."""
     flat = []
     for param in params:
-        grad = torch.zeros_like(param) if param.grad is None else param.grad
+        grad = param.new_zeros(param.numel()) if param.grad is None else param.grad
         flat.append((torch.view_as_real(grad) if grad.is_complex() else grad).view(-1))
     gradient = torch.cat(flat)
     return -gradient if maximize else gradient

@@ -181,6 +181,14 @@ class LoopNest:
         """True if it has a loop whose length is known at run time only."""
         return any_symbolic(v.size for v in (*self.vars, *self.reduce_vars))
 
+    @property
+    def copied(self) -> str | None:
+        """The buffer that it only copies, each element to the place that it has there."""
+        body = self.body
+        plain = self.reduction is None and self.scatter is None and self.scan is None
+        same = isinstance(body, Load) and body.index == self.index and body.mask is None
+        return body.buffer if plain and same and isinstance(body, Load) else None
+
     @cached_property
     def values(self) -> tuple[Expr, ...]:
         """What is computed at a point: the body, and what the index is made of."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from dovetail_inductor.loop_ir.expr import Load
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, Strided
 from dovetail_inductor.options import InductorOptions
@@ -284,12 +283,10 @@ def _begun_as(graph: LoopGraph) -> dict[str, str]:
     for nest in graph.nodes:
         if isinstance(nest, ExternCall):
             continue
-        body = nest.body
         if nest.scatter is not None and nest.scatter.over in found:
             found[nest.buffer] = found[nest.scatter.over]
-        elif isinstance(body, Load) and body.buffer in graph.inputs and nest.scatter is None:
-            if nest.reduction is None and body.index == nest.index:
-                found[nest.buffer] = body.buffer
+        elif nest.copied is not None and nest.copied in graph.inputs:
+            found[nest.buffer] = nest.copied
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
+from dovetail_inductor.loop_ir.expr import Apply, Expr, walk
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import (
@@ -73,13 +73,13 @@ def write_in_place(
 def copies_for_scatters(steps: Sequence[Step], inputs: Iterable[str]) -> dict[str, FusedKernel]:
     """The kernels that only copy an input, for a scatter to write over, by the buffers they
     make."""
-    begun, names = set(scatters(steps).values()), list(inputs)
+    begun, names = set(scatters(steps).values()), set(inputs)
     return {
         kernel.nests[0].buffer: kernel
         for kernel in kernels_of(steps)
         if len(kernel.nests) == 1
         and kernel.nests[0].buffer in begun
-        and any(_is_copy(kernel.nests[0], {kernel.nests[0].buffer: name}) for name in names)
+        and kernel.nests[0].copied in names
     }
 
 
@@ -228,10 +228,7 @@ def _without_copies(step: Step, places: Mapping[str, str]) -> Step | None:
 
 
 def _is_copy(nest: LoopNest, places: Mapping[str, str]) -> bool:
-    source, body = places.get(nest.buffer), nest.body
-    plain = nest.reduction is None and nest.scatter is None and nest.scan is None
-    same = isinstance(body, Load) and body.buffer == source and body.index == nest.index
-    return plain and same and isinstance(body, Load) and body.mask is None
+    return nest.copied is not None and nest.copied == places.get(nest.buffer)
 
 
 __all__ = ["write_in_place"]
