@@ -85,3 +85,41 @@ def test_torch_compile_within_what_is_compiled() -> None:
     x = torch.ones(2, 8)
     torch.testing.assert_close(compiled(x), 3 + module._orig_mod(x).sum().expand(2, 8))
     assert dovetail.report(compiled).graphs == 1
+
+
+def test_a_step_that_torch_compile_disabled_is_compiled_and_told_of() -> None:
+    """torch.compile puts a wrapper around each optimizer's step, with the code of all that a user
+    disables: whatever was met first, the step is compiled in parts and its break reported."""
+    torch.compile(lambda t: t + 1, backend="eager")(torch.ones(2))  # noqa: TID251
+
+    @torch.compiler.disable
+    def observe(loss: Tensor) -> float:
+        return loss.item()
+
+    def losses(wrap: Any) -> tuple[list[float], Any]:
+        torch.manual_seed(0)
+        net, x = nn.Linear(4, 2).double(), torch.randn(8, 4, dtype=torch.float64)
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().sum()
+            loss.backward()
+            return loss
+
+        def steps() -> list[float]:
+            found = []
+            for _ in range(3):
+                found.append(observe(net(x).square().sum()))
+                optimizer.step(closure)
+            return found
+
+        step = wrap(steps)
+        return step(), step
+
+    expected, _ = losses(lambda f: f)
+    got, step = losses(dovetail.compile)
+    torch.testing.assert_close(got, expected)
+    told = dovetail.report(step)
+    assert any(b.reason.startswith("LBFGS decides by its losses") for b in told.breaks)
+    assert told.graphs > 3 and not told.plain_frames, told.as_text()

@@ -23,7 +23,7 @@ from dovetail_capture.context import CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
-from dovetail_capture.marks import is_allowed_in_graph, is_disabled
+from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
 
@@ -134,6 +134,7 @@ def optimize(
         target = target._orig_mod
     elif isinstance(target, Switched) and target.context is not None:
         target = target.function
+    target = as_torch_has_it(target)
     if not _has_frame_of_its_own(target):
         target = _called(target)
     context = make_context(
@@ -291,8 +292,9 @@ def explain(
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         log = CompileLog(keep_frames=True)
-        context = make_context(target, backend, dynamic=dynamic, log=log)
-        result = Switched(target, context.hook)(*args, **kwargs)
+        framed = as_torch_has_it(target)
+        context = make_context(framed, backend, dynamic=dynamic, log=log)
+        result = Switched(framed, context.hook)(*args, **kwargs)
         frames: list[FrameRecord] = log.frames
         return Explanation(
             result,

@@ -6,6 +6,7 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 
 from __future__ import annotations
 
+import linecache
 import threading
 import time
 import warnings
@@ -45,7 +46,7 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.leaving import replay_of
-from dovetail_capture.marks import without_others_marks
+from dovetail_capture.marks import is_disabled, without_others_marks
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recompiles import (
     MadeFor,
@@ -62,7 +63,7 @@ from dovetail_capture.skip import (
     runs_with_capture_off,
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance
-from dovetail_capture.stepping.table import stepping_of
+from dovetail_capture.stepping.table import Stepping, stepping_of
 from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept
 from dovetail_capture.unwinding import leave_blocks
 
@@ -79,6 +80,12 @@ _OPEN_CHECKPOINT = (
 
 
 _MOST_ENTRIES = 128  # compiled versions of one frame, whatever modules they are for
+
+
+def _is_disabled_for_all(args: tuple[Any, ...], func: FunctionType) -> bool:
+    """The guard of wrappers of `torch.compiler.disable`, all of which have the same code: those
+    that PyTorch's own compiler put around optimizers' steps are none to us."""
+    return is_disabled(func) and without_others_marks(func) is func
 
 
 def native_guard(guards: GuardSet, code: CodeType) -> Any:
@@ -177,6 +184,8 @@ class CaptureContext:
         if without_others_marks(func) is not func:
             return None  # what it calls is captured; its code is that of all disabled functions
         if runs_with_capture_off(code):
+            if is_disabled(func):  # (with code that it shares with what is not)
+                return self.hook.add(code, _is_disabled_for_all, code)
             return _frame_hook.OFF
         if opens_checkpoint(code):
             raise CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
@@ -185,6 +194,7 @@ class CaptureContext:
             return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
         stepping = stepping_of(code)
         if stepping is not None:
+            self._tell_of_step(code, stepping)
             guard = self._compile_guards(GuardSet(()), code)
             return self.hook.add(code, guard, stepping.code)
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
@@ -237,6 +247,13 @@ class CaptureContext:
             if why not in told:
                 told.add(why)
                 self.log.add("plain", self._continuations.root_code(code), why)
+
+    def _tell_of_step(self, code: CodeType, stepping: Stepping) -> None:
+        """Log that a step runs in parts, unless the frame that called it was captured and broke."""
+        if all(told.reason != stepping.reason for told in self.log.breaks):
+            file, line = code.co_filename, code.co_firstlineno
+            text = linecache.getline(file, line)
+            self.log.add_break(code, GraphBreak(stepping.reason, file, line, text, stepping.hint))
 
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
         """Under "eager_then_compile": a call that only tells which sizes there are."""

@@ -81,6 +81,17 @@ def without_others_marks(function: FunctionType) -> FunctionType:
     return function
 
 
+def as_torch_has_it(target: Any) -> Any:
+    """A bound method of an optimizer without the marks of PyTorch's own compiler; all else as it
+    is."""
+    function = getattr(target, "__func__", None)
+    if isinstance(target, MethodType) and isinstance(function, FunctionType):
+        original = without_others_marks(function)
+        if original is not function:
+            return MethodType(original, target.__self__)
+    return target
+
+
 def within_other_compiler(function: FunctionType) -> Any:
     """What PyTorch's own compiler was given, of a function that it made; None of any other."""
     code = function.__code__

@@ -20,6 +20,7 @@ class Stepping:
 
     code: CodeType  # takes what the function takes, and calls what stands in for it
     reason: str  # why a graph ends before a call
+    hint: str = "leave the step out of the compiled function"
 
 
 def stepping_of(code: CodeType) -> Stepping | None:

@@ -136,7 +136,7 @@ def _driven(vm: Any, real: Any, args: Args, kwargs: Kwargs) -> Any:
     """A step that Python drives (`stepping`): the graph ends before it."""
     stepping = stepping_of(real.__code__)
     assert stepping is not None
-    raise GraphBreakSignal(stepping.reason, "leave the step out of the compiled function")
+    raise GraphBreakSignal(stepping.reason, stepping.hint)
 
 
 # Functions of torch.optim, by their code.
