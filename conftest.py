@@ -1,4 +1,8 @@
-"""What all suites share: how threads wait, and random numbers of each test's own.
+"""What all suites share: how they are run, how threads wait, and random numbers of each test's own.
+
+The whole suite, `pytest` without a file, runs in a process a core, each file in one of them. The
+order of files is drawn anew in each run, so that no test comes to rely on what ran before it:
+`--order N`, which the header tells, draws the same again.
 
 PyTorch's generator starts at the same place in every process, so that without this what a test
 draws depends on which tests ran before it there, and a bound that is too tight fails now and then.
@@ -19,13 +23,47 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 import torch
 
+MOST_PROCESSES = 8  # more need much memory
+
+# PyTorch's own testing modules, which some tests import, forbid to set its global flags from then
+# on in their process. Tests here set such flags, and set them back.
+torch.backends.disable_global_flags = lambda: None
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", type=int, default=0, help="which random numbers the tests draw")
+    parser.addoption("--order", type=int, help="which order of files; drawn where it is not given")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Draws the order of files, and runs a suite of which no file is named on all cores."""
+    option = config.option
+    if "PYTEST_XDIST_WORKER" in os.environ:  # (which is given the options of its parent)
+        return
+    if option.order is None:
+        option.order = random.SystemRandom().randrange(1_000_000)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not option.usepdb:
+        if getattr(option, "numprocesses", 0) is None:
+            option.numprocesses = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+            option.dist, option.loadscopereorder = "loadfile", False
+            option.durations = 20
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffles the files; the tests of a file stay in its order."""
+    files: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    order = list(files)
+    random.Random(config.getoption("order")).shuffle(order)
+    items[:] = [item for file in order for item in files[file]]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"random numbers: --draw {config.getoption('draw')}"
+    order, draw = config.getoption("order"), config.getoption("draw")
+    return f"order of files: --order {order}; random numbers: --draw {draw}"
 
 
 @pytest.fixture(autouse=True)

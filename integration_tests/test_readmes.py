@@ -46,3 +46,14 @@ def test_block_runs(readme: Path, index: int, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(python_blocks(readme)[index])
     runpy.run_path(str(script), run_name="__main__")
+
+
+def test_continuous_integration_runs_the_test_command() -> None:
+    """The command that a reader is told, word for word: another one may pass where it fails."""
+    commands = re.search(
+        r"## Two commands.*?```\n(.*?)```", ROOT.joinpath("README.md").read_text(), re.S
+    )
+    assert commands
+    test_command = commands[1].splitlines()[1].partition("#")[0].strip()
+    assert test_command == "uv run pytest"
+    assert test_command in ROOT.joinpath(".ci/run").read_text().splitlines()
