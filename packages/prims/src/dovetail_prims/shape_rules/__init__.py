@@ -38,6 +38,8 @@ from dovetail_prims.shape_rules import (
     usual_cases,
     views,
 )
+from dovetail_prims.shape_rules.argument_checks import requirements
+from dovetail_prims.shape_rules.argument_checks.requirement import requiring
 
 
 class RuleTable(dict[Any, "ShapeRule | None"]):
@@ -52,7 +54,8 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
         self.by_name = dict(by_name)
 
     def __missing__(self, func: Any) -> ShapeRule | None:
-        rule = overlap_checks.refusing_overlaps(func, self.by_name.get(str(func)))
+        rule = requiring(func, self.by_name.get(str(func)), requirements.TABLE)
+        rule = overlap_checks.refusing_overlaps(func, rule)
         rule = lists.checking_each(func, rule)
         rule = out_layouts.laying_out(func, rule)
         rule = out_checks.refusing_other_dtypes(func, rule)

@@ -171,19 +171,11 @@ def index_select(x: FakeTensor, dim: int, index: FakeTensor) -> FakeTensor:
 
 def gather(x: FakeTensor, dim: int, index: FakeTensor, *, sparse_grad: bool = False) -> FakeTensor:
     """One element of `x` for each element of `index`."""
-    d = wrap_dim(dim, len(x._sizes))
+    wrap_dim(dim, len(x._sizes))
     if any(type(size) is int and size == 0 for size in index._sizes):
         return fresh(index._sizes, x._dtype, x._device)  # nothing is taken, of whatever
     if index._dtype not in (torch.int64, torch.int32):
         raise RuntimeError("gather(): Expected dtype int32/int64 for index")
-    if max(len(index._sizes), 1) != max(len(x._sizes), 1):
-        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
-    for i, (have, want) in enumerate(zip(x._sizes, index._sizes, strict=False)):
-        if i != d and want > have:
-            raise RuntimeError(
-                f"Size does not match at dimension {i} expected index {list(index._sizes)} to be "
-                f"no larger than self {list(x._sizes)} apart from dimension {d}"
-            )
     return fresh(index._sizes, x._dtype, x._device)
 
 

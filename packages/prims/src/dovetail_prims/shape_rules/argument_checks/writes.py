@@ -84,30 +84,6 @@ def _fits(part: tuple[Any, ...], src: FakeTensor) -> None:
         )
 
 
-def _ranks(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
-    """As many dimensions each, of which no number has one; unless there is nothing to write."""
-    if any(type(n) is int and n == 0 for n in index._sizes):
-        return
-    source = rest[0] if rest else kwargs.get("src")
-    for name, t in (("self", x), ("src", source)):
-        if isinstance(t, FakeTensor) and max(len(t._sizes), 1) != max(len(index._sizes), 1):
-            raise RuntimeError(
-                f"Index tensor must have the same number of dimensions as {name} tensor"
-            )
-
-
-def _as_many(
-    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
-) -> None:
-    if not source._sizes or not index._sizes:
-        return
-    length = source._sizes[wrap_dim(dim, len(source._sizes))]
-    if not insisted(index._sizes[0] == length):
-        raise RuntimeError(
-            f"Number of indices ({index._sizes[0]}) should be equal to source.size(dim) ({length})"
-        )
-
-
 def _selected(x: FakeTensor, src: FakeTensor, dim: int, index: Any) -> None:
     at = wrap_dim(dim, len(x._sizes))
     _fits((*x._sizes[:at], *x._sizes[at + 1 :]), src)
@@ -209,26 +185,6 @@ def _scattered(x: FakeTensor, mask: FakeTensor, source: FakeTensor) -> None:
         )
 
 
-def _slices(
-    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *rest: Any, **kwargs: Any
-) -> None:
-    if not x._sizes or not source._sizes:
-        return
-    at = wrap_dim(dim, len(x._sizes))
-    count: Any = index._sizes[0] if index._sizes else 1
-    if at < len(source._sizes) and not insisted(count == source._sizes[at]):
-        raise RuntimeError(
-            f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): "
-            f"({source._sizes[at]}), for dim: {at}"
-        )
-    own, given = ((*t._sizes[:at], *t._sizes[at + 1 :]) for t in (x, source))
-    if len(own) != len(given) or not all(insisted(a == b) for a, b in zip(own, given, strict=True)):
-        raise RuntimeError(
-            "source tensor shape must match self tensor shape, excluding the specified dimension. "
-            f"Got self.shape = {list(x._sizes)} source.shape = {list(source._sizes)}"
-        )
-
-
 def _copied(x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor) -> None:
     """As many slices as indices, each of the shape of what it is copied over."""
     own, given = x._sizes, source._sizes
@@ -274,17 +230,14 @@ TABLE: Mapping[str, Check] = {
     "masked_fill.Scalar": _masked_number,
     "masked_fill.Tensor": _one_value,
     "masked_scatter.default": _scattered,
-    "index_add.default": every(
-        _slices,
-        _same_types(
-            "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
-        ),
+    "index_add.default": _same_types(
+        "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
     ),
     "where.self": _condition,
     "index_select.default": _positions,
-    "scatter_reduce.two": every(_ranks, _reduce, _same_types(_SCATTERED)),
-    "scatter.src": every(_ranks, _same_types(_SCATTERED)),
-    "scatter_add.default": every(_ranks, _same_types(_SCATTERED)),
+    "scatter_reduce.two": every(_reduce, _same_types(_SCATTERED)),
+    "scatter.src": _same_types(_SCATTERED),
+    "scatter_add.default": _same_types(_SCATTERED),
     "index_copy.default": every(
         _copied,
         _same_types(
@@ -292,9 +245,9 @@ TABLE: Mapping[str, Check] = {
             "and (source) {given}"
         ),
     ),
-    "scatter.reduce": every(_ranks, _reduce_by, _same_types(_SCATTERED)),
-    "scatter.value_reduce": every(_ranks, _reduce_by, _placed),
-    "scatter.value": every(_ranks, _placed),
+    "scatter.reduce": every(_reduce_by, _same_types(_SCATTERED)),
+    "scatter.value_reduce": every(_reduce_by, _placed),
+    "scatter.value": _placed,
     "index_fill.int_Scalar": _placed,
     "select_scatter.default": _selected,
     "slice_scatter.default": _sliced,
@@ -303,5 +256,4 @@ TABLE: Mapping[str, Check] = {
     "as_strided.default": _within,
     "as_strided_copy.default": _within,
     "index_put.default": _values,
-    "index_reduce.default": _as_many,
 }

@@ -1,0 +1,115 @@
+"""What operators insist on of the sizes of their arguments: static, symbolic and of data alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dovetail_guards.shape_env import Dim, ShapeEnv
+from dovetail_guards.source import LocalSource, SizeSource
+from dovetail_prims import FakeMode, from_real
+
+F = torch.nn.functional
+
+
+def ones(*sizes):
+    return torch.ones(sizes)
+
+
+def index(*sizes):
+    return torch.zeros(sizes, dtype=torch.int64)
+
+
+REFUSED = {
+    "scatter, index wider than self": lambda f: f(ones(6, 4)).scatter(0, f(index(2, 5)), 7.0),
+    "scatter, index taller than src": lambda f: f(ones(6, 4)).scatter(
+        0, f(index(3, 4)), f(ones(2, 4))
+    ),
+    "scatter_": lambda f: f(ones(3, 4)).scatter_(1, f(index(6, 1)), 1.0),
+    "scatter reduce": lambda f: f(ones(3, 4)).scatter(1, f(index(6, 1)), 1.0, reduce="add"),
+    "scatter_add": lambda f: f(ones(6, 4)).scatter_add(0, f(index(3, 4)), f(ones(2, 4))),
+    "scatter_add_": lambda f: f(ones(6, 4)).scatter_add_(1, f(index(7, 2)), f(ones(7, 2))),
+    "scatter_reduce": lambda f: f(ones(6, 4)).scatter_reduce(
+        0, f(index(2, 5)), f(ones(2, 5)), "amax"
+    ),
+    "scatter_reduce_": lambda f: f(ones(6, 4)).scatter_reduce_(
+        0, f(index(3, 4)), f(ones(2, 4)), "sum"
+    ),
+    "scatter, a number for src": lambda f: f(ones(6)).scatter(0, f(index(2)), f(ones())),
+    "gather": lambda f: f(ones(6, 4)).gather(0, f(index(2, 5))),
+    "gather, other ranks": lambda f: f(ones(6, 4)).gather(0, f(index(2))),
+    "index_add, wider": lambda f: f(ones(6, 4)).index_add(0, f(index(2)), f(ones(2, 5))),
+    "index_add, too many": lambda f: f(ones(6, 4)).index_add_(0, f(index(3)), f(ones(2, 4))),
+    "index_reduce, wider": lambda f: f(ones(6, 4)).index_reduce(
+        0, f(index(2)), f(ones(2, 5)), "amax"
+    ),
+    "index_reduce, too many": lambda f: f(ones(6, 4)).index_reduce_(
+        0, f(index(3)), f(ones(2, 4)), "prod"
+    ),
+    "index_reduce, a matrix of indices": lambda f: f(ones(6, 4)).index_reduce(
+        0, f(index(2, 1)), f(ones(2, 4)), "prod"
+    ),
+    "layer_norm, weight": lambda f: F.layer_norm(f(ones(3, 4)), (4,), f(ones(1))),
+    "layer_norm, bias": lambda f: F.layer_norm(f(ones(3, 4)), (4,), None, f(ones(1))),
+}
+
+WORDED_OTHERWISE = {"index_reduce, a matrix of indices"}
+
+
+def raised(call, made):
+    with pytest.raises((RuntimeError, IndexError)) as error:
+        call(made)
+    return error.value
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sizes_that_do_not_fit(name):
+    eager = raised(REFUSED[name], lambda x: x)
+    with FakeMode():
+        ours = raised(REFUSED[name], from_real)
+    assert type(ours) is type(eager)
+    if name not in WORDED_OTHERWISE:
+        assert str(eager).startswith(str(ours).rstrip("."))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_symbolic_sizes_that_do_not_fit(name):
+    env = ShapeEnv(specialize_zero_one=False)
+    made = []
+
+    def fake(x):
+        made.append(x)
+        source = LocalSource(f"x{len(made)}")
+        sizes = (
+            env.create_size(n, SizeSource(source, d), Dim.DYNAMIC) for d, n in enumerate(x.shape)
+        )
+        return from_real(x, sizes=[env.symint(size) for size in sizes])
+
+    eager = raised(REFUSED[name], lambda x: x)
+    with FakeMode():
+        ours = raised(REFUSED[name], fake)
+    assert type(ours) is type(eager)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sizes_of_data_that_do_not_fit(name):
+    """The compiled program checks them: no guard could."""
+    env = ShapeEnv()
+    values = {}
+
+    def fake(x):
+        sizes = []
+        for n in x.shape:
+            size = env.create_unbacked()
+            values[str(size)] = n
+            sizes.append(env.symint(size))
+        return from_real(x, sizes=sizes)
+
+    eager = raised(REFUSED[name], lambda x: x)
+    with FakeMode():
+        try:
+            REFUSED[name](fake)
+        except (RuntimeError, IndexError) as error:  # (ranks are known)
+            assert type(error) is type(eager)
+            return
+    failing = [check for check in env.checks if not check.relation.evaluate(values)]
+    assert failing and failing[0].error is type(eager)
