@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
+from typing import Any
 
 # Before PyTorch loads OpenMP. Its threads spin while they wait, by default: two suites side by side
 # on two cores, a thread of each a core, take ten times as long as one after the other.
@@ -39,8 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Draws the order of files, and runs a suite of which no file is named on all cores."""
     option = config.option
-    if "PYTEST_XDIST_WORKER" in os.environ:  # (which is given the options of its parent)
-        return
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # a process of a run that was set up already
     if option.order is None:
         option.order = random.SystemRandom().randrange(1_000_000)
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not option.usepdb:
@@ -50,6 +51,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
             option.durations = 20
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a process of pytest-xdist the order, which all of them must have."""
+    node.workerinput["order"] = node.config.option.order
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Shuffles the files; the tests of a file stay in its order."""
@@ -57,7 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         files.setdefault(item.path, []).append(item)
     order = list(files)
-    random.Random(config.getoption("order")).shuffle(order)
+    seed = getattr(config, "workerinput", vars(config.option))["order"]
+    random.Random(seed).shuffle(order)
     items[:] = [item for file in order for item in files[file]]
 
 
