@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from dovetail_autograd_aot import (
@@ -25,6 +25,7 @@ from dovetail_autograd_aot import (
     min_cut_partition,
     narrow_saved_indices,
 )
+from dovetail_capture import BackendTraits
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
 from dovetail_inductor.codegen_triton.typed import typed_kernels
 from dovetail_prims.at_sizes import is_symbolic
@@ -48,6 +49,7 @@ class TritonBackend:
     builder: TritonBuilder | None = None
     plans: list[Plan] = field(default_factory=list)
     per_size: list[str] = field(default_factory=list)  # reasons of graphs that were compiled so
+    backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""

@@ -17,6 +17,7 @@ from dovetail_capture import (
     reset,
     set_stance,
     substitute_in_graph,
+    takes_symbolic_graphs,
 )
 
 from dovetail.backends import list_backends
@@ -51,4 +52,5 @@ __all__ = [
     "reset",
     "set_stance",
     "substitute_in_graph",
+    "takes_symbolic_graphs",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
+from dovetail_capture import takes_symbolic_graphs
 from dovetail_prims.conditionals import run_plainly
 from torch.fx import GraphModule
 
@@ -21,6 +22,7 @@ _ENTRY_POINT_GROUPS = ("dovetail_backends", "torch_dynamo_backends")
 _OURS = ("dovetail", "inductor")  # the second is the name that torch.compile's users pass
 
 
+@takes_symbolic_graphs
 def eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Run the captured graph as it is: capture without a compiler."""
     return run_plainly(gm)

@@ -8,6 +8,7 @@ from typing import Any
 
 import dovetail_capture
 from dovetail_autograd_aot import AotLog, SavedSet, aot_compile
+from dovetail_capture import takes_symbolic_graphs
 from dovetail_capture.api import Explanation as CaptureExplanation
 from dovetail_prims.decompositions import core_aten_table
 from torch.fx import GraphModule
@@ -47,6 +48,7 @@ def explain(
     def run(*args: Any, **kwargs: Any) -> Explanation:
         log = AotLog()
 
+        @takes_symbolic_graphs
         def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return aot_compile(
                 gm,

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dovetail_capture import takes_symbolic_graphs
 from torch.fx import GraphModule
 
 from dovetail.options import Options
 from dovetail.pipeline import CompilerBackend
 
 
+@takes_symbolic_graphs
 def dovetail_backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile the graph that torch.compile captured (entry point `torch_dynamo_backends`)."""
     return CompilerBackend(Options())(gm, example_inputs)

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from dovetail_autograd_aot import (
@@ -32,6 +32,7 @@ from dovetail_autograd_aot import (
     recognise_attention,
     recognise_scored_attention,
 )
+from dovetail_capture import BackendTraits, takes_symbolic_graphs
 from dovetail_capture.collector import collector_paused
 from dovetail_inductor import (
     DeviceTuner,
@@ -111,6 +112,7 @@ class CompilerBackend:
     weights: list[ConstantWeights] = field(default_factory=list)  # under `constant_weights`
     tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
     _pool: GraphPool | None = None
+    backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
@@ -270,6 +272,7 @@ def cut(joint: JointGraph, options: Options) -> PartitionedGraph:
     return min_cut_partition(narrow, activation_memory_budget=budget)
 
 
+@takes_symbolic_graphs
 def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Capture and AOT autograd with the graphs run as they are: everything but code generation."""
 

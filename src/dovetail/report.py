@@ -97,7 +97,10 @@ def report(compiled: Any) -> Report:
         breaks=tuple(log.breaks),
         recompiles=events("recompile"),
         plain_frames=events("plain", "limit"),
-        per_size_compiles=tuple(ours.per_size_compiles) if ours is not None else (),
+        per_size_compiles=(
+            *(ours.per_size_compiles if ours is not None else ()),
+            *events("static graph"),
+        ),
         per_float_compiles=events("plain floats"),
         shape_guards=context.shape_guards(),
         kernels=sum(g.kernels for g in graphs),

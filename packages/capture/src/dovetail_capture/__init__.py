@@ -12,6 +12,7 @@ from dovetail_capture.api import (
     reset,
     run_graph,
 )
+from dovetail_capture.backend_traits import BackendTraits, takes_symbolic_graphs
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.compile_log import CompileLog
 from dovetail_capture.dim_marks import mark_dynamic, mark_static, mark_unbacked
@@ -36,6 +37,7 @@ from dovetail_capture.stance import error_on_graph_break, set_stance
 
 __all__ = [
     "BackendError",
+    "BackendTraits",
     "CaptureError",
     "CaptureOptions",
     "CapturedFrame",
@@ -67,4 +69,5 @@ __all__ = [
     "run_graph",
     "set_stance",
     "substitute_in_graph",
+    "takes_symbolic_graphs",
 ]

@@ -10,6 +10,11 @@ import torch
 from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.node_error import blamed
 
+from dovetail_capture.backend_traits import (
+    first_symbolic_node,
+    runs_graph_itself,
+    traits_of,
+)
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.code_facts import CodeFacts
 from dovetail_capture.compile_log import CompileLog
@@ -31,6 +36,11 @@ class NeedsPlainFloats(Exception):
     """The backend failed on a graph with symbolic floats; it may take one without."""
 
 
+class NeedsStaticGraphs(Exception):
+    """The backend may have made constants of symbolic sizes or numbers, or failed on them: it is
+    to get graphs without; says why."""
+
+
 def run_backend(
     backend: Backend,
     code: CodeType,
@@ -38,18 +48,26 @@ def run_backend(
     facts: CodeFacts,
     log: CompileLog,
     breaks_allowed: bool,
+    static: bool,
 ) -> Callable[..., Any]:
-    """What the backend makes of a frame's graph; `facts` are those of the code.
+    """What the backend makes of a frame's graph; `facts` are those of the code. With `static`, the
+    frame was captured for a backend that gets graphs without symbols.
 
-    Raises NeedsPlainFloats or NodeRefused where another capture may help, BackendError otherwise.
+    Raises NeedsPlainFloats, NeedsStaticGraphs or NodeRefused where another capture may help,
+    BackendError otherwise.
     """
     assert frame.graph is not None
+    symbol = None if traits_of(backend).symbolic else first_symbolic_node(frame.graph)
+    if symbol is not None and static:
+        _refuse_data_dependent(symbol, backend, code, breaks_allowed)
     try:
         with no_function_modes():
             compiled = backend(frame.graph, [i.example for i in frame.inputs])
     except CaptureError:
         raise
     except Exception as error:
+        if symbol is not None:
+            raise NeedsStaticGraphs(f"backend {_name(backend)} failed: {error!r}") from error
         symbolic = frame.draws or (frame.shape_env is not None and frame.shape_env.floats)
         if symbolic and not facts.plain_floats:
             raise NeedsPlainFloats from error  # what it refuses may be a symbolic number
@@ -59,16 +77,38 @@ def run_backend(
                 reason = str(error).splitlines() or [""]
                 raise NodeRefused(operation, f"{type(error).__name__}: {reason[0]}") from error
         log.add("error", code, f"backend: {error!r}")
-        name = getattr(backend, "__qualname__", type(backend).__qualname__)
         raise BackendError(
-            f"backend {name} failed on the graph of {place_of(code)}: {error!r}"
+            f"backend {_name(backend)} failed on the graph of {place_of(code)}: {error!r}"
         ) from error
     if not callable(compiled):
         raise BackendError(
             f"the backend returned {type(compiled).__qualname__} for {place_of(code)}; "
             "it must return a callable"
         )
+    if symbol is not None and not runs_graph_itself(compiled, frame.graph):
+        raise NeedsStaticGraphs(
+            f"backend {_name(backend)} does not declare that it compiles {_ALL}"
+        )
     return outside_of_modes(compiled) if FUNCTION_MODES else compiled
+
+
+_ALL = "graphs for all sizes and numbers (dovetail_capture.takes_symbolic_graphs)"
+
+
+def _name(backend: Backend) -> str:
+    return str(getattr(backend, "__qualname__", type(backend).__qualname__))
+
+
+def _refuse_data_dependent(
+    node: torch.fx.Node, backend: Backend, code: CodeType, breaks_allowed: bool
+) -> None:
+    """Raise: what is symbolic, though nothing of the inputs is to be, depends on tensors' data."""
+    what = f"what depends on tensors' data: backend {_name(backend)} does not declare {_ALL}"
+    operation = node.meta.get("operation")
+    if operation is not None and breaks_allowed:
+        raise NodeRefused(operation, what)
+    place = str(node.meta.get("stack_trace") or place_of(code)).strip()
+    raise BackendError(f"`{node.name}` is {what}\n{place}")
 
 
 def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | None:

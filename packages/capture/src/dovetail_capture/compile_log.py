@@ -15,7 +15,8 @@ class Event:
 
     `kind`: "frame" (captured and compiled), "no graph" (nothing to compile on this path),
     "break", "plain" (a frame that will run uncaptured, and why), "plain floats" (the backend
-    failed on symbolic floats: this frame compiles for each value), "recompile", "limit", "error".
+    failed on symbolic floats: this frame compiles for each value), "static graph" (a graph for one
+    size where there would be one for all, and why), "recompile", "limit", "error".
     """
 
     kind: str

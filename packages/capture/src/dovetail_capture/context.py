@@ -27,6 +27,7 @@ from dovetail_capture import _frame_hook
 from dovetail_capture.backend_run import (
     Backend,
     NeedsPlainFloats,
+    NeedsStaticGraphs,
     NodeRefused,
     run_backend,
 )
@@ -121,6 +122,7 @@ class CaptureContext:
         self._continuations = ContinuationCache()
         self._lock = threading.RLock()
         self._facts = FactsByCode()
+        self._static_graphs = ""  # why the backend gets no symbols, if it does not
         self.hook = _frame_hook.Context(self._on_miss)
 
     @property
@@ -138,6 +140,7 @@ class CaptureContext:
         with self._lock:
             self.hook.reset()
             self._facts.clear()
+            self._static_graphs = ""
             self._continuations = ContinuationCache()
             self.log.clear()
 
@@ -287,6 +290,9 @@ class CaptureContext:
             except NeedsPlainFloats as needs:
                 self._facts.of(code).plain_floats = True
                 self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
+            except NeedsStaticGraphs as needs:
+                self._static_graphs = str(needs)
+                self._facts.of(code).refused.clear()  # (operations are numbered anew)
             except NodeRefused as refusal:
                 self._facts.of(code).refused[refusal.operation] = str(refusal)
 
@@ -385,6 +391,8 @@ class CaptureContext:
             options = replace(options, dynamic_sizes=options.dynamic_sizes | facts.sizes)
         if facts.replaced:
             options = replace(options, replaced=facts.replaced)
+        if self._static_graphs:
+            options = replace(options, static_graphs=True)
         if facts.plain_floats:
             options = replace(options, plain_floats=True)
         if facts.refused:
@@ -420,7 +428,10 @@ class CaptureContext:
     def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
         breaks_allowed = not (self.options.fullgraph or breaks_are_errors())
         facts = self._facts.of(code)
-        return run_backend(self.backend, code, frame, facts, self.log, breaks_allowed)
+        static = bool(self._static_graphs)
+        if static and (self.options.dynamic or facts.sizes):
+            self.log.add("static graph", code, self._static_graphs)
+        return run_backend(self.backend, code, frame, facts, self.log, breaks_allowed, static)
 
     def _checked_guard(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], guards: GuardSet

@@ -19,8 +19,9 @@ class CaptureOptions:
     user marked it (`mark_dynamic`) or it changed before, True makes all sizes symbolic, False none
     but the marked ones. `dynamic_sizes` holds `(str(source), dim)` of sizes that changed between
     calls; dimension -1 means the int or float itself; with `plain_floats`, floats stay numbers all
-    the same. `replaced` holds `str(source)` of modules, parameters and functions that were another
-    object in another call: they are known by their structure, not by their identity. `refused`
+    the same. With `static_graphs`, no input of the graph is symbolic, marked or not. `replaced`
+    holds `str(source)` of modules, parameters and functions that were another object in another
+    call: they are known by their structure, not by their identity. `refused`
     tells of recorded operations, by their number in the order of recording, that the backend cannot
     compile and why: each is a graph break. `unwinds`: other code leaves the blocks that the frame
     begins in, if its graph raises. `exports`: the graph is for calls that no guard checks,
@@ -33,6 +34,7 @@ class CaptureOptions:
     dynamic_sizes: frozenset[tuple[str, int]] = frozenset()
     replaced: frozenset[str] = frozenset()
     plain_floats: bool = False
+    static_graphs: bool = False
     exports: bool = False
     unwinds: bool = False
     refused: Mapping[int, str] = field(default_factory=dict)

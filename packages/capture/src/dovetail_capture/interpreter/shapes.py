@@ -19,14 +19,15 @@ class InputShapes:
     def __init__(self, options: Any) -> None:
         self.env = ShapeEnv(locate=False)
         self.dynamic: bool | None = getattr(options, "dynamic", None)
-        self.plain_floats: bool = getattr(options, "plain_floats", False)
+        self.static: bool = getattr(options, "static_graphs", False)
+        self.plain_floats: bool = self.static or getattr(options, "plain_floats", False)
         self.changed: frozenset[tuple[str, int]] = getattr(options, "dynamic_sizes", frozenset())
         self.changed_names = frozenset(name for name, _ in self.changed)
         self.marked: list[tuple[str, int, Source]] = []  # symbol, dimension, tensor
 
     def sizes_of(self, real: torch.Tensor, source: Source) -> list[Any] | None:
         """The sizes of a tensor input; None if all are numbers."""
-        if isinstance(real, torch.nn.Parameter) or real.layout != torch.strided:
+        if self.static or isinstance(real, torch.nn.Parameter) or real.layout != torch.strided:
             return None
         marks = marks_of(real)
         if marks is None and self.dynamic is not True and str(source) not in self.changed_names:
@@ -65,6 +66,8 @@ class InputShapes:
     def number(self, real: int | float, source: Source) -> Any:
         """The value of an int or float input: a symbol if it changed before, or if all is
         dynamic."""
+        if self.static:
+            return real
         name = str(source)
         is_argument = type(source) is LocalSource or (
             type(source) is ItemSource and type(source.base) is LocalSource
