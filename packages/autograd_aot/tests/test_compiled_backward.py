@@ -11,6 +11,8 @@ import pytest
 import torch
 from dovetail_autograd_aot import aot_compile, compiled_autograd
 from dovetail_autograd_aot.compiled_backward import passes
+from dovetail_prims import trace_aten
+from dovetail_prims.backend_traits import takes_symbolic_graphs
 from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ class Counting:
         return gm.forward
 
 
+@takes_symbolic_graphs
 def functionalised(gm: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
     """A backend that traces, functionalises and decomposes."""
     return aot_compile(
@@ -620,6 +623,27 @@ def test_sizes_are_symbolic_after_the_first_change() -> None:
         report = context.report
         assert (report.graphs, report.symbolic) == (2, 1)
         assert (report.recorded, report.compiled) == (4, 2)
+
+
+def test_a_backend_that_traces_its_examples_gets_a_graph_for_each_size() -> None:
+    def traced(gm: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        tensors = [value for value in examples if isinstance(value, Tensor)]
+        rest = [value for value in examples if not isinstance(value, Tensor)]
+        graph = trace_aten(lambda *given: gm(*given, *rest), *tensors)
+        return lambda *args: graph(*args[: len(tensors)])
+
+    context = compiled_autograd(traced)
+    for _ in range(2):  # each is recorded, then replayed
+        for size in (3, 4, 5, 1, 6):
+            check(
+                context,
+                lambda x, w: ((x @ w).reshape(-1) * len(x)).mean(),
+                (size, 4),
+                (4, 2),
+                times=1,
+            )
+    assert context.report.graphs >= 4 and context.report.symbolic == 0
+    assert context.report.compiled == 5
 
 
 def test_two_sizes_change(context: compiled_autograd) -> None:

@@ -1,5 +1,7 @@
 """Bytecode capture of PyTorch programs into FX graphs."""
 
+from dovetail_prims.backend_traits import BackendTraits, takes_symbolic_graphs
+
 from dovetail_capture.api import (
     Explanation,
     explain,
@@ -12,7 +14,6 @@ from dovetail_capture.api import (
     reset,
     run_graph,
 )
-from dovetail_capture.backend_traits import BackendTraits, takes_symbolic_graphs
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.compile_log import CompileLog
 from dovetail_capture.dim_marks import mark_dynamic, mark_static, mark_unbacked

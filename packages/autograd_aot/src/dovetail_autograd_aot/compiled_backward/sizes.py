@@ -19,6 +19,7 @@ from dovetail_guards.float_expr import FloatExpr, key_of
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
 from dovetail_guards.sym_node import to_symfloat, to_symint
+from dovetail_prims.backend_traits import runs_graph_itself, traits_of
 from dovetail_prims.fake_tensor import make
 from dovetail_prims.size_nodes import SizeNodes
 from torch import Tensor
@@ -148,7 +149,8 @@ class Family:
                 compiled.run = compiler(module, [*examples, *numbers])
                 assert compiled.env is not None
                 compiled.env.freeze()
-                if compiled.match(found) is not None:
+                general = traits_of(compiler).symbolic or runs_graph_itself(compiled.run, module)
+                if general and compiled.match(found) is not None:
                     self.compiled.append(compiled)
                     return compiled, module
         module = program.module()

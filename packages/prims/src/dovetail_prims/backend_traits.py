@@ -1,4 +1,4 @@
-"""What capture may assume of a backend, and what tells whether its result fits all sizes."""
+"""What may be assumed of a backend, and what tells whether its result fits all sizes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
+
+from dovetail_prims.fake_tensor import FakeTensor
 
 B = TypeVar("B", bound=Callable[..., Any])
 
