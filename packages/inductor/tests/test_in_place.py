@@ -131,7 +131,7 @@ def test_a_place_out_of_bounds_leaves_what_was_written_before(name: str) -> None
     run = load(compiled(fn, (x, at, s), {0: 0})).run
     at[23] = 70
     ours = x.clone()
-    with pytest.raises(IndexError):
+    with pytest.raises((IndexError, RuntimeError), match="index 70 is out of bounds"):
         run(ours, at, s)
     wanted = SCATTERS[name](x, at[:23], s[:23])
     assert torch.equal(ours, wanted)
@@ -157,7 +157,7 @@ def test_not_on_a_cpu_where_eager_might_fail_before_it_writes(name: str) -> None
     run = load(compiled(fn, inputs, overwritten)).run
     x, y, at, s = (t.clone() for t in inputs)
     at[23] = 71
-    with pytest.raises(IndexError):
+    with pytest.raises((IndexError, RuntimeError), match="index 71 is out of bounds"):
         run(x, y, at, s)
     assert not x.any() and not y.any(), "nothing was written"
 

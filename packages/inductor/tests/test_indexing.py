@@ -71,8 +71,70 @@ def test_out_of_range_is_reported_by_the_kernel():
     )
     assert torch.equal(fn(w, i)[0], w[i])
     for bad in (4, -1):
-        with pytest.raises(IndexError, match="index out of range"):
+        with pytest.raises(IndexError, match=f"index out of range: index {bad} .* with size 4"):
             fn(w, torch.tensor([0, bad]))
+
+
+ROWS = torch.arange(24.0).reshape(6, 4)
+# How operators take an index of rows, and what eager raises of one that is none.
+BY_ROWS = {
+    "index_select": (lambda i: ROWS.index_select(0, i) * 2, IndexError),
+    "index_copy": (lambda i: ROWS.index_copy(0, i, torch.zeros(2, 4)), IndexError),
+    "index_add": (lambda i: ROWS[:, 0].index_add(0, i, torch.zeros(2)), IndexError),
+    "index_reduce": (lambda i: ROWS.index_reduce(0, i, torch.zeros(2, 4), "amax"), IndexError),
+    "embedding": (lambda i: F.embedding(i, ROWS) * 2, IndexError),
+    "embedding_bag": (lambda i: F.embedding_bag(i, ROWS, torch.tensor([0])), RuntimeError),
+    "cross_entropy": (lambda i: F.cross_entropy(ROWS[:2], i), IndexError),
+    "cross_entropy, weights": (
+        lambda i: F.cross_entropy(ROWS[:2], i, torch.ones(4)), IndexError
+    ),
+    "multi_margin_loss": (lambda i: F.multi_margin_loss(ROWS[:2], i), RuntimeError),
+    "multi_margin_loss, weights": (
+        lambda i: F.multi_margin_loss(ROWS[:2], i, weight=torch.ones(4)), RuntimeError
+    ),
+    "gather": (lambda i: ROWS.gather(0, i[:, None]) * 2, RuntimeError),
+    "scatter": (lambda i: ROWS.scatter(0, i[:, None], 1.0), RuntimeError),
+    "scatter_add": (lambda i: ROWS.scatter_add(0, i[:, None], torch.ones(2, 4)), RuntimeError),
+    "scatter_reduce": (
+        lambda i: ROWS.scatter_reduce(0, i[:, None], torch.ones(2, 4), "amin"), RuntimeError
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_ROWS)
+def test_an_index_that_is_none_raises_as_eager_does(name):
+    from dovetail_inductor import compile_to_callable
+    from dovetail_prims import trace_aten
+    from dovetail_prims.decompositions import core_aten_table
+
+    fn, kind = BY_ROWS[name]
+    given = torch.tensor([1, 3])
+    run = compile_to_callable(trace_aten(fn, given, decompositions=core_aten_table()))
+    torch.testing.assert_close(run(given)[0], fn(given))
+    for bad in (-1, -7, 6, 4000):
+        index = torch.tensor([1, bad])
+        with pytest.raises((IndexError, RuntimeError)) as eager:
+            fn(index)
+        assert eager.type is kind
+        with pytest.raises(kind, match=f"index {bad} is out of bounds for dimension . with size ."):
+            run(index)
+
+
+@pytest.mark.parametrize("offsets", [[1, 1], [0, 6]])
+def test_bags_that_do_not_begin_within_the_indices(offsets):
+    from dovetail_inductor import compile_to_callable
+    from dovetail_prims import trace_aten
+    from dovetail_prims.decompositions import core_aten_table
+
+    def bags(offsets):
+        return F.embedding_bag(torch.tensor([0, 3]), ROWS, offsets)
+
+    given = torch.tensor([0, 1])
+    run = compile_to_callable(trace_aten(bags, given, decompositions=core_aten_table()))
+    torch.testing.assert_close(run(given)[0], bags(given))
+    for call in (bags, run):
+        with pytest.raises(RuntimeError, match="offsets"):
+            call(torch.tensor(offsets))
 
 
 def test_scatters(check):

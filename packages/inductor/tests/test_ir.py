@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from dovetail_inductor.codegen_cpp import syntax
-from dovetail_inductor.loop_ir.expr import Builder
+from dovetail_inductor.loop_ir.expr import Builder, IndexCheck
 from dovetail_inductor.loop_ir.handlers import Printer, count, interpret
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Mod, Var, constant, variable
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
@@ -91,7 +91,8 @@ def test_reshape_strides_agree_with_torch():
 
 def test_every_scalar_op_has_a_spelling():
     for op in SCALAR_OPS:
-        assert syntax.op_text(op, ["a", "b", "c"], torch.float64, torch.float32, 0, vector=True)
+        check = IndexCheck(4, 0, "IndexError", False) if op == "check_index" else None
+        assert syntax.op_text(op, ["a", "b", "c"], torch.float64, torch.float32, check, vector=True)
 
 
 def test_core_aten_is_lowered_or_known_to_be_extern():

@@ -132,9 +132,24 @@ template <class X> DV X shr(X a, X b) {
     return n < 0 || n >= (E<X>)(8 * sizeof x) ? (E<X>)(x < 0 ? -1 : 0) : (E<X>)(x >> n);
   });
 }
-template <class X> DV X check_index(X x, int64_t size) {
-  if (__builtin_expect(any(mask((x < 0) | (x >= size))), 0))
-    std::__throw_out_of_range("index out of range");
+[[noreturn]] __attribute__((cold, noinline, unused)) static void refuse_index(
+    int64_t at, int64_t size, int dim, bool is_index_error) {
+  char text[160];
+  __builtin_snprintf(text, sizeof text,
+      "index out of range: index %lld is out of bounds for dimension %d with size %lld",
+      (long long)at, dim, (long long)size);
+  if (is_index_error) std::__throw_out_of_range(text);
+  std::__throw_runtime_error(text);
+}
+// The index, if it lies in 0 .. size - 1. To what was negative the size has been added if `wrapped`.
+template <bool is_index_error, bool wrapped, class X> DV X check_index(X x, int64_t size, int dim) {
+  if (__builtin_expect(any(mask((x < 0) | (x >= size))), 0)) {
+    each(x, [=](E<X> at) -> E<X> {
+      if (at < 0 || at >= size)
+        refuse_index(wrapped && at < 0 ? at - size : at, size, dim, is_index_error);
+      return at;
+    });
+  }
   return x;
 }
 

@@ -155,8 +155,8 @@ def _settled(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
         if place is not None:
             first = builder.index_value(place)
             args = [first, *args[1:]]
-            if node.op == "check_index" and _holds(builder, first, "ge", 0):
-                if _holds(builder, first, "lt", node.attr):
+            if node.check is not None and _holds(builder, first, "ge", 0):
+                if _holds(builder, first, "lt", node.check.size):
                     return first
             positive = _truth(builder, first, "ge", 0)
             if node.op == "abs" and positive is not None:
@@ -168,7 +168,7 @@ def _settled(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
                 truth = _truth(builder, first, _EXTREMES[node.op], int(bound.value))
                 if truth is not None:
                     return first if truth else bound
-    made = builder.apply(node.op, args, node.dtype, node.attr)
+    made = builder.apply(node.op, args, node.dtype, node.check)
     if node.dtype is torch.int64 and node.op in ("add", "sub", "neg"):
         place = place_of(made)
         return made if place is None else builder.index_value(place)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Expr, Scalar
+from dovetail_inductor.loop_ir.expr import Expr, IndexCheck, Scalar
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 
@@ -96,7 +96,12 @@ SCALAR_ONLY_ON_INTEGERS = ("truncdiv", "floordiv", "remainder", "fmod")
 
 
 def op_text(
-    op: str, args: list[str], dtype: torch.dtype, source: torch.dtype, attr: int, vector: bool
+    op: str,
+    args: list[str],
+    dtype: torch.dtype,
+    source: torch.dtype,
+    check: IndexCheck | None,
+    vector: bool,
 ) -> str:
     """One scalar op on operands of type `source`, all vectors or all scalars."""
     target = ARITHMETIC[dtype]
@@ -118,8 +123,10 @@ def op_text(
         return f"~{args[0]}" if vector else f"({target})(~{args[0]})"
     if op == "reciprocal":
         return f"1 / {args[0]}"
-    if op == "check_index":
-        return f"check_index({args[0]}, {attr})"
+    if check is not None:
+        kind = "true" if check.error == "IndexError" else "false"
+        wrapped = "true" if check.wrapped else "false"
+        return f"check_index<{kind}, {wrapped}>({args[0]}, {check.size}, {check.dim})"
     if op == "from_bits":
         return f"bits<double>({args[0]})"
     if op == "to_bits":

@@ -175,7 +175,7 @@ class Writer:
                 n = self.lanes
                 texts[1] = f"sel(first_lanes<{n}>(n), {texts[1]}, {texts[1]} * 0)"
         source = expr.args[-1].dtype
-        text = op_text(op, texts, expr.dtype, source, expr.attr, vector)
+        text = op_text(op, texts, expr.dtype, source, expr.check, vector)
         return self.define(text, expr.free, vector, args)
 
     # --- memory -----------------------------------------------------------------------------------

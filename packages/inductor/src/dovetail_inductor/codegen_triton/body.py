@@ -93,8 +93,8 @@ class BodyEmitter:
 
     def apply(self, op: str, args: Sequence[str], expr: Apply) -> str:
         """A scalar op."""
-        if op == "check_index":
-            text = f"({args[0]} >= 0) & ({args[0]} < {expr.attr})"
+        if expr.check is not None:
+            text = f"({args[0]} >= 0) & ({args[0]} < {expr.check.size})"
             valid = " & ".join(a.mask for a in self.masked_axes(expr.free))
             outside = f" | ~({valid})" if valid else ""
             self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')

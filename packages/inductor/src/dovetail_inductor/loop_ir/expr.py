@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import frexp
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -71,15 +72,25 @@ class Load:
         return values if self.mask is None else (*values, self.mask)
 
 
+class IndexCheck(NamedTuple):
+    """What `check_index` asks of an index into dimension `dim`, which is `size` long; the kernel
+    raises `error` where it is not. `wrapped`: to what was negative the size has been added."""
+
+    size: int
+    dim: int
+    error: Literal["IndexError", "RuntimeError"]
+    wrapped: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply:
-    """A scalar op of `SCALAR_OPS` applied to operands. `attr` belongs to `check_index`."""
+    """A scalar op of `SCALAR_OPS` applied to operands. `check` belongs to `check_index`."""
 
     uid: int
     dtype: torch.dtype
     op: str
     args: tuple[Expr, ...]
-    attr: int
+    check: IndexCheck | None
     free: int
 
 
@@ -154,7 +165,7 @@ class Builder:
         op: str,
         args: Sequence[Expr],
         dtype: torch.dtype | None = None,
-        attr: int = 0,
+        check: IndexCheck | None = None,
     ) -> Expr:
         """A scalar op. `dtype` is needed for `cast` only."""
         info = SCALAR_OPS[op]
@@ -171,13 +182,13 @@ class Builder:
         folded = self._fold(op, args, dtype)
         if folded is not None:
             return folded
-        key = (op, *(a.uid for a in args), dtype, attr)
+        key = (op, *(a.uid for a in args), dtype, check)
         found = self._interned.get(key)
         if found is None:
             free = 0
             for a in args:
                 free |= a.free
-            found = Apply(len(self._interned), dtype, op, tuple(args), attr, free)
+            found = Apply(len(self._interned), dtype, op, tuple(args), check, free)
             self._interned[key] = found
         return found
 
@@ -306,7 +317,7 @@ def rename(
                 result = element(node, index, mask)
         else:
             args = [new[a.uid] for a in node.args]
-            result = builder.apply(node.op, args, node.dtype, node.attr)
+            result = builder.apply(node.op, args, node.dtype, node.check)
         new[node.uid] = result
     return [new[r.uid] for r in roots]
 
@@ -331,7 +342,7 @@ def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
             if node.op == "check_index":
                 zero = builder.constant(0, args[0].dtype)
                 args = [builder.apply("where", [mask, args[0], zero])]
-            result = builder.apply(node.op, args, node.dtype, node.attr)
+            result = builder.apply(node.op, args, node.dtype, node.check)
         new[node.uid] = result
     return new[root.uid]
 

@@ -12,7 +12,16 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexValue, Load, Scalar, walk
+from dovetail_inductor.loop_ir.expr import (
+    Apply,
+    Constant,
+    Expr,
+    IndexCheck,
+    IndexValue,
+    Load,
+    Scalar,
+    walk,
+)
 from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 
@@ -109,8 +118,13 @@ class Printer:
 
     def apply(self, op: str, args: Sequence[str], expr: Apply) -> str:
         """`op(a, b)`."""
-        attr = f", size={expr.attr}" if op == "check_index" else ""
-        return self._define(f"{op}({', '.join(args)}{attr})", expr.dtype)
+        of = "" if expr.check is None else f", {_as_text(expr.check)}"
+        return self._define(f"{op}({', '.join(args)}{of})", expr.dtype)
+
+
+def _as_text(check: IndexCheck) -> str:
+    wrapped = ", wrapped" if check.wrapped else ""
+    return f"size={check.size}, dim={check.dim}{wrapped}, {check.error}"
 
 
 @dataclass

@@ -75,7 +75,7 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     # the float64 that an int64 holds the bits of; of values that no loop variable changes
     "from_bits": ScalarOp(1, "attr"),
     "to_bits": ScalarOp(1, "attr"),  # the int64 that has the bits of a float64
-    # the argument if it lies in 0 .. attr-1, else the kernel raises IndexError
+    # the argument, if its `IndexCheck` holds, else the kernel raises
     "check_index": ScalarOp(1),
     # floating point only
     "floor": ScalarOp(1),

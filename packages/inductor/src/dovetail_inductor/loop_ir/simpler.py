@@ -54,7 +54,7 @@ def _applied(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
             return product
     if node.dtype is torch.float32 and node.op == "add" and 0.0 in map(_factor, args):
         return args[1] if _factor(args[0]) == 0.0 else args[0]
-    made = builder.apply(node.op, args, node.dtype, node.attr)
+    made = builder.apply(node.op, args, node.dtype, node.check)
     if node.dtype is torch.int64 and node.op in ("add", "sub", "neg"):
         place = place_of(made)
         return made if place is None else builder.index_value(place)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
-from dovetail_inductor.loop_ir.expr import Constant, Expr, IndexValue
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexCheck, IndexValue
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, indirect
 from dovetail_inductor.loop_ir.sizes import any_symbolic, known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
@@ -21,6 +21,10 @@ from dovetail_inductor.lowering.values import (
     value_like,
 )
 from dovetail_inductor.lowering.views import slice_bounds
+
+IndexKind = Literal["plain", "wrapped", "scattered"]
+"""How an operator takes an index: of rows; counted from the end where it is negative; or along one
+dimension of a gather or scatter (eager raises RuntimeError)."""
 
 
 def in_range(ctx: Context, index: Index, low: int, high: int) -> Expr:
@@ -126,9 +130,15 @@ def _flip(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, An
     return value
 
 
-def checked_index(ctx: Context, position: Expr, size: int, mask: Expr | None, wrap: bool) -> Index:
-    """The index that `position` holds, wrapped if negative, checked against `size`."""
+def checked_index(
+    ctx: Context, position: Expr, size: int, mask: Expr | None, dim: int, kind: IndexKind
+) -> Index:
+    """The index into dimension `dim` that `position` holds, checked against its `size`; one that
+    is negative counts from the end if its `kind` is "wrapped"."""
     b = ctx.builder
+    wrap = kind == "wrapped"
+    if wrap and (unsigned := _unsigned(ctx, position, size)) is not None:
+        position, wrap = unsigned, False
     if isinstance(position, Constant):
         at = int(position.value)
         if wrap and at < 0 and known_le(-size, at):
@@ -144,7 +154,21 @@ def checked_index(ctx: Context, position: Expr, size: int, mask: Expr | None, wr
         negative = b.apply("lt", [position, b.constant(0, torch.int64)])
         wrapped = b.apply("add", [position, b.constant(size, torch.int64)])
         position = b.apply("where", [negative, wrapped, position])
-    return indirect(b.apply("check_index", [position], attr=size), size)
+    error: Literal["IndexError", "RuntimeError"]
+    error = "RuntimeError" if kind == "scattered" else "IndexError"
+    check = IndexCheck(size, dim, error, wrap)
+    return indirect(b.apply("check_index", [position], check=check), size)
+
+
+def _unsigned(ctx: Context, position: Expr, size: int) -> Expr | None:
+    """The index of which `position` puts the negative ones beyond the end (decompositions do where
+    no index may be negative), to be checked as it is; None if it is none such."""
+    if not isinstance(position, Apply) or position.op != "where":
+        return None
+    negative, beyond, index = position.args
+    zero, end = (ctx.builder.constant(n, index.dtype) for n in (0, size))
+    known = beyond is end and negative is ctx.builder.apply("lt", [index, zero])
+    return index if known else None
 
 
 def picked_indices(
@@ -166,7 +190,7 @@ def picked_indices(
             own.append(next(rest))
         else:
             position = broadcast_load(ctx, pick, shape, at, mask)
-            own.append(checked_index(ctx, position, sizes[d], mask, wrap=True))
+            own.append(checked_index(ctx, position, sizes[d], mask, d, "wrapped"))
     return tuple(own)
 
 
@@ -201,7 +225,7 @@ def _gather(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         position = ctx.load(pick, indices, mask)
-        at = checked_index(ctx, position, source.shape[dim], mask, wrap=False)
+        at = checked_index(ctx, position, source.shape[dim], mask, dim, "scattered")
         return ctx.load(source, (*indices[:dim], at, *indices[dim + 1 :]), mask)
 
     value.loader = loader
@@ -214,7 +238,7 @@ def _embedding(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         position = ctx.load(pick, indices[:-1], mask)
-        at = checked_index(ctx, position, weight.shape[0], mask, wrap=False)
+        at = checked_index(ctx, position, weight.shape[0], mask, 0, "plain")
         return ctx.load(weight, (at, indices[-1]), mask)
 
     value.loader = loader

@@ -158,7 +158,7 @@ def _index_reduce(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, (indices[dim],))
-        at = checked_index(ctx, position, base.shape[dim], None, wrap=False)
+        at = checked_index(ctx, position, base.shape[dim], None, dim, "plain")
         return (*indices[:dim], at, *indices[dim + 1 :]), ctx.load(source, indices)
 
     return _reduce(ctx, node, base, (source.shape, point), name, include_self)
@@ -176,7 +176,7 @@ def _embedding_backward(
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, indices[:-1])
-        at = checked_index(ctx, position, rows, None, wrap=False)
+        at = checked_index(ctx, position, rows, None, 0, "plain")
         brought = ctx.load(gradient, indices)
         if padding is not None and padding >= 0:
             skipped = b.apply("eq", [position, b.constant(padding, position.dtype)])

@@ -160,7 +160,7 @@ def points_along(
             own = indices if index.shape else ()
             position = ctx.load(index, own)
             size = base.shape[0] if base.shape else 1
-            at = checked_index(ctx, position, size, None, wrap=False)
+            at = checked_index(ctx, position, size, None, 0, "scattered")
             where = (ZERO,) * len(source.shape) if isinstance(source, Value) else ()
             return (at,) * len(base.shape), element_of(ctx, source, where, dtype)
 
@@ -170,7 +170,7 @@ def points_along(
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, indices)
-        at = checked_index(ctx, position, base.shape[dim], None, wrap=False)
+        at = checked_index(ctx, position, base.shape[dim], None, dim, "scattered")
         own = (*indices[:dim], at, *indices[dim + 1 :])
         return own, element_of(ctx, source, indices, dtype)
 

@@ -150,20 +150,40 @@ def _may_raise(step: Step) -> bool:
     return isinstance(step, ExternCall) or bool(_checks_of(step))
 
 
-def _checks_of(step: Step) -> frozenset[int]:
+_Check = int | tuple[int, int, bool]
+"""A division, by its uid; or an index (its uid), the size that it is held against, and whether it
+may be negative."""
+
+
+def _checks_of(step: Step) -> frozenset[_Check]:
     nests = [nest for kernel in kernels_of([step]) for nest in kernel.nests]
     return _checks(value for nest in nests for value in nest.values)
 
 
-def _checks(values: Iterable[Expr]) -> frozenset[int]:
+def _checks(values: Iterable[Expr]) -> frozenset[_Check]:
     """Where a divisor may be zero, or a place out of bounds, in what is computed."""
     return frozenset(
-        node.uid
+        _check_of(node)
         for node in walk(values)
         if isinstance(node, Apply)
         and node.op in (*DIVISIONS, "check_index")
         and not node.dtype.is_floating_point
     )
+
+
+def _check_of(node: Apply) -> _Check:
+    if node.check is None:
+        return node.uid
+    (index,) = node.args
+    if node.check.wrapped and isinstance(index, Apply) and index.op == "where":
+        index = index.args[2]
+    return index.uid, node.check.size, node.check.wrapped
+
+
+def _with_implied(checks: frozenset[_Check]) -> frozenset[_Check]:
+    """An index that is in bounds and not negative is in bounds where it may be negative, too."""
+    plain = (check for check in checks if isinstance(check, tuple))
+    return checks | {(index, size, True) for index, size, _ in plain}
 
 
 def _fails_as_eager(graph: KernelGraph, chain: Sequence[str]) -> bool:
@@ -176,7 +196,7 @@ def _fails_as_eager(graph: KernelGraph, chain: Sequence[str]) -> bool:
     right before, so that it does not fail.
     """
     written = set(chain[:-1])  # (the last is a copy of the input onto itself)
-    passed: frozenset[int] = frozenset()  # what was checked in earlier steps
+    passed: frozenset[_Check] = frozenset()  # what was checked in earlier steps
     read: set[str] = set()  # what is computed of the new value
     for step in graph.steps:
         writes = bool(_written_by(step) & set(chain))
@@ -189,7 +209,7 @@ def _fails_as_eager(graph: KernelGraph, chain: Sequence[str]) -> bool:
             kernels = kernels_of([step])
             if len(kernels) != 1 or not _only_places_fail(kernels[0], written):
                 return False
-        passed |= _checks_of(step)
+        passed |= _with_implied(_checks_of(step))
     return True
 
 

@@ -178,6 +178,12 @@ def where(condition: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor:
     return aten.where.self(condition, a, b)
 
 
+def never_negative(index: Tensor, size: int) -> Tensor:
+    """Indices for an operator that does not count negative ones from the end, given to one that
+    does: they are put beyond the end of a dimension of this size, where it refuses them, too."""
+    return where(aten.lt.Scalar(index, 0), size, index)
+
+
 def zeros(size: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Zeros beside `like`."""
     return aten.full.default(size, 0, dtype=dtype or like.dtype, device=like.device)

@@ -72,6 +72,26 @@ def _maxima(
     return where(some, top, 0.0), where(some, found, 0)
 
 
+def _rows(weight: Tensor, indices: Tensor) -> Tensor:
+    """Rows of a table. (Gathered: an index beyond it is a RuntimeError, here as in eager.)"""
+    wide = aten.expand.default(
+        aten.unsqueeze.default(indices, 1), [indices.shape[0], weight.shape[1]]
+    )
+    return aten.gather.default(weight, 0, wide)
+
+
+def _check_offsets(offsets: Tensor, count: int) -> None:
+    """The program ends with eager's class of error if the bags do not begin with the first index,
+    or if one begins beyond the last."""
+    first = aten.eq.Scalar(aten.select.int(offsets, 0, 0), 0)
+    last = aten.le.Scalar(aten.select.int(offsets, 0, -1), count)
+    message = (
+        "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from "
+        f"position 0; and offsets[-1] can not be greater than input's length {count}"
+    )
+    aten._assert_async.msg(aten.logical_and.default(first, last), message)
+
+
 def embedding_bag_of(
     weight: Tensor,
     indices: Tensor,
@@ -84,7 +104,7 @@ def embedding_bag_of(
     """The bags; which bag an index is in; how many rows a bag has; of maxima, where they stand"""
     bags = offsets.shape[0] - include_last_offset
     bag_of = _bags(indices, offsets, zeros([0], offsets))
-    rows = aten.index_select.default(weight, 0, indices)
+    rows = _rows(weight, indices)
     kept = aten.ne.Scalar(indices, padding_idx) if padding_idx >= 0 else None
     sizes = _sizes(bag_of, kept, bags, indices)
     names = cast(bag_of, indices.dtype)
@@ -131,6 +151,7 @@ def embedding_bag(
     pays = mode == MAX or few or everywhere
     if not pays or offsets.numel() <= include_last_offset:
         return NotImplemented
+    _check_offsets(offsets, count)
     last = include_last_offset
     given = (weight, indices, offsets, mode, per_sample_weights, last, padding_idx)
     results = embedding_bag_of(*given)

@@ -18,6 +18,7 @@ from ._common import (
     contiguous,
     depends_on_data,
     iota,
+    never_negative,
     reshape,
     times,
     where,
@@ -38,7 +39,9 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     if self.dim() == 0:
         return aten.clone.default(self)
     index = aten.unsqueeze.default(index, 0) if index.dim() == 0 else index
-    return contiguous(aten.index.Tensor(self, _at(wrap(dim, self.dim()), index)))
+    dim = wrap(dim, self.dim())
+    index = never_negative(index, self.shape[dim])
+    return contiguous(aten.index.Tensor(self, _at(dim, index)))
 
 
 def _put(self: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool) -> Tensor:
@@ -52,17 +55,22 @@ def _put(self: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool
     return aten.index_put.default(self, _at(wrap(dim, self.dim()), index), values, accumulate)
 
 
+def _into(self: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Indices of slices, none of which may be negative"""
+    return never_negative(index, self.shape[wrap(dim, self.dim())] if self.dim() else 1)
+
+
 def index_add(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1
 ) -> Tensor:
     """Slices added at given places"""
     source = times(source, alpha)
-    return contiguous(_put(self, dim, index, source, True))
+    return contiguous(_put(self, dim, _into(self, dim, index), source, True))
 
 
 def index_copy(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Slices written at given places"""
-    return contiguous(_put(self, dim, index, source, False))
+    return contiguous(_put(self, dim, _into(self, dim, index), source, False))
 
 
 def index_fill_number(self: Tensor, dim: int, index: Tensor, value: Number) -> Tensor:

@@ -14,6 +14,7 @@ from ._common import (
     contiguous,
     count,
     iota,
+    never_negative,
     promoted_together,
     reduce_loss,
     where,
@@ -31,8 +32,21 @@ def _class_weights(
     safe = where(kept, target, 0)
     if weight is None:
         return safe, cast(kept, like.dtype)
-    picked = cast(aten.index.Tensor(weight, [safe]), like.dtype)
+    classes = never_negative(safe, weight.shape[0])
+    picked = cast(aten.index.Tensor(weight, [classes]), like.dtype)
     return safe, where(kept, picked, 0)
+
+
+def _of_classes(x: Tensor, class_dim: int, target: Tensor) -> Tensor:
+    """Each row's element of its target class. (Not a gather: an index beyond is an IndexError.)"""
+    places: list[Tensor | None] = [iota(n, x) for n in x.shape]
+    rank = target.dim()
+    for d, place in enumerate(places):
+        at = d - (d > class_dim)
+        if place is not None and d != class_dim:
+            places[d] = aten.view.default(place, [-1, *[1] * (rank - at - 1)])
+    places[class_dim] = never_negative(target, x.shape[class_dim])
+    return aten.index.Tensor(x, places)
 
 
 def nll_loss_forward(
@@ -42,9 +56,7 @@ def nll_loss_forward(
     class_dim = 0 if self.dim() == 1 else 1
     x = wide(self)
     safe, weights = _class_weights(target, weight, ignore_index, x)
-    picked = aten.squeeze.dims(
-        aten.gather.default(x, class_dim, aten.unsqueeze.default(safe, class_dim)), [class_dim]
-    )
+    picked = _of_classes(x, class_dim, safe)
     kept = aten.ne.Scalar(target, ignore_index)
     loss = where(kept, aten.neg.default(aten.mul.Tensor(picked, weights)), 0)
     if reduction == NONE and self.dim() > 1:
@@ -248,7 +260,8 @@ def _margins(
     if weight is None:
         share = constant(1 / x.shape[1], x)
     else:
-        share = aten.div.Tensor(wide(aten.index.Tensor(weight, [t])), x.shape[1])
+        own = aten.gather.default(weight, 0, aten.view.default(target, [-1]))
+        share = aten.div.Tensor(wide(aten.unsqueeze.default(own, 1)), x.shape[1])
     return gap, counts, share
 
 

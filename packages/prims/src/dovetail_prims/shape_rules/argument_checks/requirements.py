@@ -67,7 +67,7 @@ def _scattered(source: str | None) -> _Row:
             return text
         return f"{text} and to be no larger size than src {list(given.sizes(source))}"
 
-    ranks = (_same_rank("self", "self"),)
+    ranks: _Row = (_same_rank("self", "self"),)
     if source is not None:
         ranks = (*ranks, _same_rank(source, "src"))
     return (*ranks, Requirement(relations, message))
