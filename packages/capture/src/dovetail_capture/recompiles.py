@@ -15,7 +15,8 @@ from dovetail_guards.clauses import ConstantIs, IdIs, TensorIs, TypeIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure
 from dovetail_guards.guard_set import GuardSet
-from dovetail_guards.source import Source
+from dovetail_guards.source import Source, StrideSource
+from dovetail_prims.from_real import express_strides
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def _is_layer(obj: Any, method: CodeType | None) -> bool:
 
 
 def changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int]]:
-    """The sizes, and the ints and floats (dimension -1), that differ from what `guards` wanted.
+    """The sizes, and the numbers (dimension -1), that differ from what `guards` wanted: ints,
+    floats, and strides that do not follow from the sizes.
 
     Only where nothing but sizes differs: a tensor of another rank or dtype is another case.
     """
@@ -107,11 +109,23 @@ def changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int
             for dim, (now, was) in enumerate(zip(seen.shape, clause.sizes, strict=True)):
                 if was is not None and now != was:
                     changed.add((str(clause.source), dim))
+            changed.update((str(source), -1) for source in _changed_strides(clause, seen))
         elif isinstance(clause, ConstantIs) and type(clause.value) in (int, float):
             number = evaluate(clause.source, view)
             if type(number) is type(clause.value) and number != clause.value:
                 changed.add((str(clause.source), -1))
     return frozenset(changed)
+
+
+def _changed_strides(clause: TensorIs, seen: torch.Tensor) -> Iterator[Source]:
+    """The strides that do not follow from the sizes of `seen` and are no numbers `clause` wants."""
+    if clause.strides is None or seen.layout is not torch.strided:
+        return
+    strides, loose = seen.stride(), set[int]()
+    express_strides(seen.shape, strides, seen.shape, lambda dim, _: loose.add(dim))
+    for dim in loose:
+        if clause.strides[dim] != strides[dim]:
+            yield StrideSource(clause.source, dim)
 
 
 def sizes_of(code: CodeType, args: tuple[Any, ...]) -> dict[tuple[str, int], int]:

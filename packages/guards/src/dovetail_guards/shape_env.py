@@ -174,6 +174,10 @@ class ShapeEnv:
             self._assume(rel.le(symbol, int(limits.upper)), "bounds")
         return symbol
 
+    def symbol_of(self, source: Source) -> e.Expr | None:
+        """The expression made for what is at `source`, if one was."""
+        return self._by_source.get(source)
+
     def create_undecided_size(self, hint: int, source: Source) -> e.Expr:
         """A symbol for an input size of which nothing may be decided: not even that it is neither 0
         nor 1. (What a compiler decides later, with `keep_undecided` off, is guarded.)"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,13 +48,23 @@ class FakeMemo:
         return entry[1]
 
 
+StrideSymbol = Callable[[int, Size], Size | None]
+"""`(dim, least) -> stride`: a symbol for the stride of a dimension that does not follow from the
+sizes, which is `least` or more; None where the stride stays a number."""
+
+
 def from_real(
-    t: Tensor, *, sizes: Sequence[Size] | None = None, memo: FakeMemo | None = None
+    t: Tensor,
+    *,
+    sizes: Sequence[Size] | None = None,
+    stride_symbol: StrideSymbol | None = None,
+    memo: FakeMemo | None = None,
 ) -> FakeTensor:
     """The fake of a real tensor: strides, offset, dtype, device, requires_grad, leaf-ness kept.
 
-    `sizes` replaces the sizes (with symbols); the strides of a dense tensor are then expressed
-    through them. With a `memo`, one tensor gives one fake and one storage one `FakeStorage`.
+    `sizes` replaces the sizes (with symbols); strides are then expressed through them where they
+    follow from them, and are what `stride_symbol` gives where they do not. With a `memo`, one
+    tensor gives one fake and one storage one `FakeStorage`.
     """
     if type(t) is FakeTensor:
         return t
@@ -75,9 +85,9 @@ def from_real(
         new_sizes: Sizes = tuple(t.shape)
     else:
         new_sizes = tuple(sizes)
-        strides = _symbolic_strides(tuple(t.shape), strides, new_sizes)
+        strides = express_strides(tuple(t.shape), strides, new_sizes, stride_symbol)
     storage = FakeStorage(t.untyped_storage().nbytes()) if memo is None else memo.storage_of(t)
-    if any(type(s) is not int for s in new_sizes):
+    if any(type(s) is not int for s in (*new_sizes, *strides)):
         _express(storage, t, new_sizes, strides)
     fake = make(new_sizes, strides, t.dtype, t.device, t.storage_offset(), storage)
     if is_lazy(t):
@@ -100,22 +110,34 @@ def _express(storage: FakeStorage, t: Tensor, sizes: Sizes, strides: Sizes) -> N
     storage.made_for = (sizes, strides, 0, t.dtype) if whole else None
 
 
-def _symbolic_strides(real_sizes: Sizes, real_strides: Sizes, sizes: Sizes) -> Sizes:
-    """Strides of a dense (permuted) tensor written as products of the new sizes.
+def express_strides(
+    real_sizes: Sizes, real_strides: Sizes, sizes: Sizes, symbol: StrideSymbol | None = None
+) -> Sizes:
+    """Strides written as products of the new sizes and of what lies further in.
 
-    A stride that is not the product of the sizes inside it stays the number it was.
+    From the innermost dimension outwards, a stride that is the extent of the dimensions inside it
+    is written as that extent. Any other is what `symbol` gives or the number it was, and those
+    outside of it may follow from it again. Dimensions that repeat elements (stride 0) take no part;
+    from one that overlaps with those inside it on, strides stay the numbers they were.
     """
     order = sorted(range(len(sizes)), key=lambda d: (real_strides[d], real_sizes[d]))
     strides: list[Size] = list(real_strides)
-    expected_real: Size = 1
-    expected: Size = 1
+    extent_now: Size = 1
+    extent: Size = 1
     for d in order:
-        if real_strides[d] == expected_real:
-            strides[d] = expected
-            expected_real = expected_real * real_sizes[d]
-            expected = expected * sizes[d]
-        elif real_sizes[d] != 1:
+        size, stride = real_sizes[d], real_strides[d]
+        if stride == 0 and size != 1:
+            continue
+        if stride == extent_now:
+            strides[d] = extent
+        elif size == 0 or (stride < extent_now and size != 1):
             break
+        else:
+            found = None if symbol is None else symbol(d, 0 if size == 1 else extent)
+            strides[d] = stride if found is None else found
+        if size != 1:
+            extent_now = stride * size
+            extent = strides[d] * sizes[d]
     return tuple(strides)
 
 

@@ -15,7 +15,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
-from dovetail_prims.from_real import from_real
+from dovetail_prims.from_real import StrideSymbol, from_real
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import (
@@ -439,13 +439,16 @@ class Recorder(GraphArguments):
             raise GraphBreakSignal(f"an object of type {type(result).__name__} made of a tensor")
         return Constant(result)
 
-    def from_real(self, tensor: torch.Tensor, sizes: Any = None) -> Any:
-        """A fake with the metadata of a user's tensor; `sizes` may be symbolic. One that wraps
-        tensors is such a tensor around fakes."""
+    def from_real(
+        self, tensor: torch.Tensor, sizes: Any = None, stride_symbol: StrideSymbol | None = None
+    ) -> Any:
+        """A fake with the metadata of a user's tensor; `sizes` may be symbolic, and the strides
+        that `stride_symbol` gives. One that wraps tensors is such a tensor around fakes."""
         if is_wrapper(tensor):
             with self.fake_mode:
                 return wrapper_of_fakes(tensor, self.fake_mode.memo)
-        return from_real(tensor, sizes=sizes, memo=self.fake_mode.memo)
+        memo = self.fake_mode.memo
+        return from_real(tensor, sizes=sizes, stride_symbol=stride_symbol, memo=memo)
 
 
 # What an operation on a tensor may tell that is the same of the stand-in that it was run on.

@@ -23,7 +23,9 @@ from dovetail_guards.source import (
     ItemSource,
     ObjectSource,
     Source,
+    StrideSource,
 )
+from dovetail_guards.sym_node import expr_of
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.wrappers import is_wrapper, overrides_functions
 from torch.fx import Node
@@ -285,7 +287,7 @@ class Session:
         sizes = None if fixed else self.shapes.sizes_of(real, source)
         try:
             clause = tensor_clause(real, source)
-            fake = self.recorder.from_real(real, sizes)
+            fake = self._fake(real, sizes, source)
             clause = self._of_symbols(clause, fake, sizes, source)
         except (RuntimeError, NotImplementedError) as error:  # a subclass, vmap's tensors, sparse
             raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
@@ -306,7 +308,26 @@ class Session:
         self.known[id(real)] = value
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, source, real, static), value))
+        self._take_strides(fake, source)
         return value
+
+    def _fake(self, real: torch.Tensor, sizes: Any, source: Source) -> FakeTensor:
+        """What stands for an input in the graph, of these sizes (None: those that it has)."""
+        symbol = None if sizes is None else self.shapes.stride_symbol(real, source)
+        fake: FakeTensor = self.recorder.from_real(real, sizes, symbol)
+        return fake
+
+    def _take_strides(self, fake: FakeTensor, source: Source) -> None:
+        """Let the strides of an input that are symbols of their own be inputs of the graph, too."""
+        if is_wrapper(fake):
+            return
+        for dim, stride in enumerate(fake._strides):
+            place = StrideSource(source, dim)
+            if isinstance(stride, torch.SymInt) and self.shapes.is_loose(stride, place):
+                expr = expr_of(stride)
+                example = self.shapes.env.hint(expr)
+                assert example is not None
+                self.computed_input(place, example, expr)
 
     def _let_class_answer(self, value: TensorValue) -> None:
         """What operations with an input are, its class says, where torch asks it: as it does now,
@@ -354,7 +375,7 @@ class Session:
             try:
                 sizes = self.shapes.sizes_of(real, source)
                 clause = tensor_clause(real, source)
-                fake = self.recorder.from_real(leaf, sizes)
+                fake = self._fake(leaf, sizes, source)
             except (RuntimeError, NotImplementedError) as error:  # it is sparse, say
                 raise GraphBreakSignal(f"a {type(real).__name__} as an input: {error}") from error
             clause = self._of_symbols(clause, fake, sizes, source)
@@ -369,6 +390,7 @@ class Session:
         self.known[id(real)] = value
         self.keep_alive.append(real)
         self.inputs.append((GraphInput(node.name, PlainSource(source), plain, False), value))
+        self._take_strides(fake, source)
         return value
 
     def _guard_inside(self, real: Any, source: Source) -> None:
@@ -399,7 +421,8 @@ class Session:
         return known
 
     def computed_input(self, source: Source, example: int, expr: Expr) -> None:
-        """Let a whole number that is rounded from a float be an input of the graph."""
+        """Let a whole number that no argument gives be an input of the graph: one that is rounded
+        from a float, or a stride."""
         size = self.shapes.env.symint(expr)
         if not isinstance(size, torch.SymInt):
             return

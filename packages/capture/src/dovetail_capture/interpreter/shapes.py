@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dovetail_guards import relations as rel
 from dovetail_guards.ranges import Range
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import ItemSource, LocalSource, SizeSource, Source, StrideSource
+from dovetail_guards.sym_node import expr_of
+from dovetail_prims.from_real import StrideSymbol
 
 from dovetail_capture.dim_marks import Bounds, marks_of
 from dovetail_capture.errors import CaptureError
@@ -20,17 +23,20 @@ class InputShapes:
         self.env = ShapeEnv(locate=False)
         self.dynamic: bool | None = getattr(options, "dynamic", None)
         self.static: bool = getattr(options, "static_graphs", False)
+        self.exports: bool = getattr(options, "exports", False)
         self.plain_floats: bool = self.static or getattr(options, "plain_floats", False)
         self.changed: frozenset[tuple[str, int]] = getattr(options, "dynamic_sizes", frozenset())
         self.changed_names = frozenset(name for name, _ in self.changed)
         self.marked: list[tuple[str, int, Source]] = []  # symbol, dimension, tensor
 
     def sizes_of(self, real: torch.Tensor, source: Source) -> list[Any] | None:
-        """The sizes of a tensor input; None if all are numbers."""
+        """The sizes of a tensor input; None if all sizes and strides are numbers."""
         if self.static or isinstance(real, torch.nn.Parameter) or real.layout != torch.strided:
             return None
         marks = marks_of(real)
-        if marks is None and self.dynamic is not True and str(source) not in self.changed_names:
+        loose = self._has_loose_strides(real, source)
+        named = loose or str(source) in self.changed_names
+        if marks is None and self.dynamic is not True and not named:
             return None
         sizes: list[Any] = []
         for dim, size in enumerate(real.shape):
@@ -46,7 +52,32 @@ class InputShapes:
                 sizes.append(int(size))
                 continue
             sizes.append(self._size(int(size), dim, source, bounds))
-        return sizes if any(type(size) is not int for size in sizes) else None
+        return sizes if loose or any(type(size) is not int for size in sizes) else None
+
+    def _has_loose_strides(self, real: torch.Tensor, source: Source) -> bool:
+        """May strides of this tensor be symbols of their own?"""
+        if self.dynamic is True or not self.changed:
+            return self.dynamic is True
+        places = (str(StrideSource(source, dim)) for dim in range(real.dim()))
+        return any((place, -1) in self.changed for place in places)
+
+    def stride_symbol(self, real: torch.Tensor, source: Source) -> StrideSymbol:
+        """What makes the symbols for strides of a tensor input that do not follow from its sizes
+        and changed before (or may, where sizes may by the user's word)."""
+        marks = marks_of(real)
+        may_change = self.dynamic is True or (marks is not None and bool(marks.dynamic))
+        never = self.dynamic is False or self.exports  # (what is exported takes what it was given)
+
+        def symbol(dim: int, least: Any) -> Any:
+            place = StrideSource(source, dim)
+            if never or not (may_change or (str(place), -1) in self.changed):
+                return None
+            made = self.env.create_size(int(real.stride(dim)), place, Dim.DYNAMIC)
+            if made.value is None:
+                self.env.guard_bool(rel.ge(made, expr_of(least)), "dimensions do not overlap")
+            return self.env.symint(made)
+
+        return symbol
 
     def _size(self, size: int, dim: int, source: Source, bounds: Bounds | None) -> Any:
         limits = None
@@ -82,14 +113,18 @@ class InputShapes:
             return self.env.symfloat(self.env.create_float(real, source))
         return self.env.symint(self.env.create_int(real, source))
 
+    def is_loose(self, stride: torch.SymInt, place: StrideSource) -> bool:
+        """Is the stride at `place` a symbol of its own?"""
+        return self.env.symbol_of(place) is expr_of(stride)
+
     def relate_strides(self, fake: Any, source: Source) -> tuple[int | None, ...]:
         """The strides for the tensor's clause; symbolic ones get a guard of their own."""
-        from dovetail_guards.sym_node import expr_of
-
         strides: list[int | None] = []
         for dim, stride in enumerate(fake._strides):
             if isinstance(stride, torch.SymInt):
-                self.env.relate_stride(expr_of(stride), StrideSource(source, dim))
+                place = StrideSource(source, dim)
+                if not self.is_loose(stride, place):
+                    self.env.relate_stride(expr_of(stride), place)
                 strides.append(None)
             else:
                 strides.append(int(stride))
