@@ -126,7 +126,21 @@ def test_a_library_that_does_not_run_is_not_kept(clock: Clock, tmp_path: Path) -
     clock.times = {"sum": -1.0, "twice": 1.0}
     tuner = DeviceTuner(knobs(tmp_path))
     assert tuner.measure([problem(SUM, TWICE)]) == [(None, None)]
-    assert not (tmp_path / "autotune").exists()
+    assert not list((tmp_path / "autotune").iterdir())
+
+
+@pytest.mark.parametrize("content", ["", '{"seconds": [1, 2]}'])
+def test_times_that_are_not_what_was_stored_are_measured_again(
+    content: str, clock: Clock, tmp_path: Path
+) -> None:
+    clock.times = {"sum": 2.0, "twice": 1.0}
+    (seconds,) = DeviceTuner(knobs(tmp_path)).measure([problem(SUM, TWICE)])
+    (file,) = tmp_path.rglob("times.json")
+    file.write_text(content)
+    clock.measured = 0
+    with pytest.warns(RuntimeWarning, match=r"times\.json is not what was stored"):
+        again = DeviceTuner(knobs(tmp_path)).measure([problem(SUM, TWICE)])
+    assert again == [seconds] and clock.measured == 2
 
 
 def test_scratch_inputs_are_laid_out_as_promised(clock: Clock) -> None:

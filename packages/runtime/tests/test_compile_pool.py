@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from dovetail_runtime.compile_pool import CompilePool, JobFailed, WorkerDied
+from dovetail_runtime.compile_pool import CompilePool, JobFailed, JobTooLong, WorkerDied
 
 WORKER = """
 import json, os, sys
@@ -16,6 +16,11 @@ for line in sys.stdin:
     if job["do"] == "die":
         print("last words", file=sys.stderr, flush=True)
         os._exit(3)
+    if job["do"] == "hang":
+        import subprocess, time
+        child = subprocess.Popen(["sleep", "600"])
+        print(child.pid, file=open(job["file"], "w"), flush=True)
+        time.sleep(600)
     if job["do"] == "fail":
         print(json.dumps({"error": "cannot"}), flush=True)
     else:
@@ -70,4 +75,17 @@ def test_workers_start_when_needed(script: str) -> None:
     assert first["pid"] == second["pid"]
     pool.warm()
     assert len(pool._threads) == 3
+    pool.close()
+
+
+def test_a_hung_worker_is_ended(script: str, tmp_path: Path) -> None:
+    """With what it has started; the next job gets a new one."""
+    pool = CompilePool([sys.executable, script], 1, seconds=3)
+    first = pool.submit({"do": "double", "n": 4}).result(timeout=60)
+    with pytest.raises(JobTooLong, match="within 3 seconds, the limit that DOVETAIL_COMPILE"):
+        pool.submit({"do": "hang", "file": str(tmp_path / "child")}).result(timeout=60)
+    second = pool.submit({"do": "double", "n": 5}).result(timeout=60)
+    assert second["twice"] == 10 and second["pid"] != first["pid"]
+    child = Path("/proc") / (tmp_path / "child").read_text().strip() / "stat"
+    assert not child.exists() or child.read_text().split()[2] in "ZX"
     pool.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from threading import Barrier
 
 import pytest
 import torch
+from cpp_kernels import HEAD, call, constant, knobs
 from dovetail_runtime import artifact, disk_cache, load
 from dovetail_runtime.cpp_build import (
     Compiler,
@@ -21,34 +21,10 @@ from dovetail_runtime.cpp_build import (
     group_kernels,
     translation_unit,
 )
-from dovetail_runtime.cpp_library import CppFunction
 from dovetail_runtime.disk_cache import DiskCache, key_digest
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.native import NativeMismatch, check_module, executor_module
 from dovetail_runtime.plan import Allocate, CppKernel, LaunchCpp, Plan, PlanInput, TensorSpec
-
-HEAD = 'extern "C" void {0}(void* const* p, const int64_t* s, int64_t b, int64_t e) '
-
-
-def constant(symbol: str, value: int, preamble: str = "") -> CppKernel:
-    """A kernel that writes `value` into its first int64 pointer."""
-    body = "{ static_cast<int64_t*>(p[0])[0] = helper(); }"
-    helper = f"static int64_t helper() {{ return {value}; }}\n"
-    return CppKernel(symbol, helper + HEAD.format(symbol) + body, preamble)
-
-
-def knobs(directory: Path, **more: str) -> Knobs:
-    return Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(directory), **more})
-
-
-def call(function: CppFunction) -> int:
-    prototype = ctypes.CFUNCTYPE(
-        None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64
-    )
-    out = (ctypes.c_int64 * 1)()
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(out))
-    prototype(function.address)(ctypes.addressof(pointers), None, 0, 1)
-    return out[0]
 
 
 def test_kernels_share_a_preamble_and_helper_names(tmp_path: Path) -> None:
@@ -192,7 +168,7 @@ def test_a_build_under_way_is_joined(tmp_path: Path) -> None:
 
 def test_the_key_holds_compiler_flags_and_machine() -> None:
     labels = [label for label, _ in Compiler.find("g++").key()]
-    assert labels == ["abi", "flags", "compiler", "cpu"]
+    assert labels == ["abi", "flags", "compiler", "program", "cpu"]
     assert key_digest([("a", "bc")]) != key_digest([("ab", "c")])
 
 
@@ -202,7 +178,7 @@ from pathlib import Path
 from dovetail_runtime.cpp_build import CppBuilder
 from dovetail_runtime.knobs import Knobs
 sys.path.insert(0, sys.argv[2])
-from test_cpp_build import call, constant
+from cpp_kernels import call, constant
 builder = CppBuilder(Knobs.from_environment({"DOVETAIL_CACHE_DIR": sys.argv[1]}))
 functions = builder.build([constant(f"k{i}", i) for i in range(6)])
 print([call(functions[f"k{i}"]) for i in range(6)])
@@ -221,15 +197,16 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".new-*"))
 
 
-def test_eviction_drops_the_oldest(tmp_path: Path) -> None:
+def test_eviction_drops_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
     import time
 
+    monkeypatch.setattr(disk_cache, "_LOOK_EVERY", 1 << 40)
     cache = DiskCache(tmp_path, "things", limit_bytes=2500)
     for number in range(4):
         entry = cache.put([("n", str(number))], lambda d: (d / "x").write_bytes(b"0" * 1000))
         age = time.time() - 1000 + number
-        os.utime(entry / "key.json", (age, age))
+        os.utime(entry.path / "key.json", (age, age))
     assert cache.evict() == 2
     assert [cache.get([("n", str(n))]) is not None for n in range(4)] == [False, False, True, True]
     cache.put([("n", "9")], lambda d: (d / "x").write_bytes(b"0" * 5000))
@@ -257,7 +234,7 @@ def test_a_full_cache_is_swept_seldom(tmp_path: Path, monkeypatch: pytest.Monkey
         for number in numbers:
             entry = cache.put([("n", str(number))], lambda d: (d / "x").write_bytes(b"0" * 1000))
             age = time.time() - 10_000 + number
-            os.utime(entry / "key.json", (age, age))
+            os.utime(entry.path / "key.json", (age, age))
         files = [*tmp_path.rglob("x"), *tmp_path.rglob("key.json")]
         assert sum(f.stat().st_size for f in files) <= cache.limit_bytes * 1.1
         return len(sweeps) - before
@@ -301,13 +278,15 @@ def test_knobs() -> None:
         {
             "DOVETAIL_CACHE_DIR": "/somewhere",
             "DOVETAIL_CACHE_LIMIT_MB": "3",
-            "DOVETAIL_CXX": "clang++",
+            "DOVETAIL_CXX": "ccache clang++",
+            "DOVETAIL_COMPILE_SECONDS": "7",
             "DOVETAIL_COMPILE_WORKERS": "5",
             "DOVETAIL_SLAB_CACHE_MB": "0",
             "DOVETAIL_DIRECT_PRODUCTS": "0",
         }
     )
-    assert made == Knobs(Path("/somewhere"), 3 << 20, "clang++", 5, 0, False)
+    assert made == Knobs(Path("/somewhere"), 3 << 20, "ccache clang++", 7, 5, 0, False)
+    assert Knobs.from_environment({"DOVETAIL_COMPILE_SECONDS": "0"}).compile_seconds is None
     with pytest.raises(ValueError, match="DOVETAIL_SLAB_CACHE_MB must be a whole number"):
         Knobs.from_environment({"DOVETAIL_SLAB_CACHE_MB": "much"})
     with pytest.raises(ValueError, match="must not be negative"):

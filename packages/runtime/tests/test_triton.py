@@ -83,6 +83,11 @@ def test_compiles_for_sm_90_and_is_cached(tmp_path: Path) -> None:
         again = TritonBuilder(knobs(tmp_path), arch=90)
         assert again.build([ADD])["scale_rows"] == binary
         assert not again._pool._threads  # no worker was needed
+        for name in ("kernel.cubin", "kernel.json"):
+            (damaged,) = tmp_path.rglob(name)
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+            with pytest.warns(RuntimeWarning, match=f"{name} is not what was stored"):
+                assert builder.build([ADD])["scale_rows"] == binary
         other = TritonBuilder(knobs(tmp_path), arch=80)
         assert "arch: '90' there, '80' here" in other.explain_miss(ADD)
         source = "import triton\n@triton.jit\ndef nope(x):\n    y = undefined\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from dovetail_runtime.disk_cache import DiskCache, KeyParts
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import Plan
-from dovetail_runtime.serialize import FORMAT_VERSION, load_plan, save_plan
+from dovetail_runtime.serialize import FORMAT_VERSION, plan_from_bytes, save_plan
 
 _PLAN_FILE = "plan.bin"
 
@@ -22,12 +22,8 @@ class ArtifactCache:
     def get(self, key_parts: KeyParts) -> Plan | None:
         """The plan stored under the key, or None."""
         entry = self._cache.get(_versioned(key_parts))
-        if entry is None:
-            return None
-        try:
-            return load_plan(entry / _PLAN_FILE)
-        except FileNotFoundError:
-            return None  # evicted by another process between the two reads
+        data = entry.read(_PLAN_FILE) if entry is not None else None
+        return plan_from_bytes(data) if data is not None else None
 
     def put(self, key_parts: KeyParts, plan: Plan) -> Path:
         """Store a plan; the file it is in."""
@@ -35,7 +31,7 @@ class ArtifactCache:
         def fill(directory: Path) -> None:
             save_plan(plan, directory / _PLAN_FILE)
 
-        return self._cache.put(_versioned(key_parts), fill) / _PLAN_FILE
+        return self._cache.put(_versioned(key_parts), fill).path / _PLAN_FILE
 
     def explain_miss(self, key_parts: KeyParts) -> str:
         """In which parts of the key the nearest stored plan differs."""

@@ -11,6 +11,7 @@ import collections
 import json
 import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,10 @@ class JobFailed(RuntimeError):
     """A worker says that a job cannot be done; the message is the worker's."""
 
 
+class JobTooLong(JobFailed):
+    """A job was not done within the time limit; its worker was ended."""
+
+
 @dataclass
 class _Task:
     job: Job
@@ -44,8 +49,13 @@ class CompilePool:
         command: Sequence[str],
         workers: int,
         extra_environment: Mapping[str, str] | None = None,
+        *,
+        seconds: float | None = None,
     ) -> None:
+        """`extra_environment` is added to this process's; a job that takes longer than `seconds`
+        fails (None: no limit)."""
         self._command = list(command)
+        self._seconds = seconds
         self._limit = max(1, workers)
         self._environment = {**os.environ, **extra_environment} if extra_environment else None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
@@ -91,7 +101,7 @@ class CompilePool:
 
     def _serve(self) -> None:
         """One worker process, one job at a time."""
-        worker = _Worker(self._command, self._environment)
+        worker = _Worker(self._command, self._environment, self._seconds)
         try:
             while (task := self._tasks.get()) is not None:
                 with self._lock:
@@ -101,10 +111,10 @@ class CompilePool:
                     if task.future.set_running_or_notify_cancel():
                         try:
                             task.future.set_result(worker.do(task.job))
-                        except WorkerDied as error:
+                        except (WorkerDied, JobTooLong) as error:
                             task.future.set_exception(error)
                             worker.stop()
-                            worker = _Worker(self._command, self._environment)
+                            worker = _Worker(self._command, self._environment, self._seconds)
                         except Exception as error:
                             task.future.set_exception(error)
                 finally:
@@ -117,7 +127,13 @@ class CompilePool:
 class _Worker:
     """One process and the tail of what it wrote to stderr."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        seconds: float | None,
+    ) -> None:
+        self._seconds = seconds
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -126,6 +142,7 @@ class _Worker:
             text=True,
             bufsize=1,
             env=environment,
+            start_new_session=True,
         )
         self._stderr: collections.deque[str] = collections.deque(maxlen=40)
         self._reader = threading.Thread(target=self._read_stderr, daemon=True)
@@ -133,12 +150,24 @@ class _Worker:
 
     def do(self, job: Job) -> Reply:
         assert self._process.stdin is not None and self._process.stdout is not None
+        late = threading.Event()
+        watch = threading.Timer(self._seconds or 0, self._end, [late])
+        watch.daemon = True
         try:
+            if self._seconds is not None:
+                watch.start()
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except OSError:
             line = ""
+        finally:
+            watch.cancel()
+        if not line and late.is_set():
+            raise JobTooLong(
+                f"it was not done within {self._seconds:g} seconds, the limit that "
+                "DOVETAIL_COMPILE_SECONDS sets; its worker was ended"
+            )
         if not line:
             status = self._process.wait()
             self._reader.join(timeout=1)
@@ -148,6 +177,11 @@ class _Worker:
         if "error" in reply:
             raise JobFailed(reply["error"])
         return reply
+
+    def _end(self, late: threading.Event) -> None:
+        late.set()
+        # With what it started: an assembler, say.
+        os.killpg(self._process.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         assert self._process.stdin is not None

@@ -7,9 +7,13 @@ another plan brought is not compiled again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -20,8 +24,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from dovetail_runtime.compiler_process import CompilerProcesses, check_shared_object
 from dovetail_runtime.cpp_library import CppFunction, CppLibrary
-from dovetail_runtime.disk_cache import DiskCache, KeyParts, key_digest
+from dovetail_runtime.disk_cache import DiskCache, Entry, KeyParts
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CppKernel
 
@@ -37,6 +42,7 @@ FLAGS = (
     "-fvisibility=hidden",
 )  # fmt: skip
 
+_VERSION_SECONDS = 60.0
 _LIBRARY = "kernels.so"
 _POINTER = "where.json"
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
@@ -52,23 +58,26 @@ class CppCompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: its path, and what of it enters a cache key."""
+    """A C++ compiler: the words that call it, and what of it enters a cache key."""
 
-    path: str
+    command: tuple[str, ...]
     version: str
+    identity: str
     cpu_flags: str
 
     @staticmethod
     def find(command: str) -> Compiler:
-        """The compiler called `command`; `CompilerNotFound` says what to do if there is none."""
-        path = shutil.which(command)
+        """The compiler that `command` calls, a program and maybe arguments of it ("ccache g++");
+        `CompilerNotFound` says what to do if there is none."""
+        words = shlex.split(command)
+        path = shutil.which(words[0]) if words else None
         if path is None:
             raise CompilerNotFound(
                 f"no C++ compiler {command!r} was found: CPU kernels need one. Install g++ 11 or "
                 "newer (Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or name "
                 "another one in the environment variable DOVETAIL_CXX."
             )
-        return _describe_compiler(path)
+        return _describe_compiler((path, *words[1:]), _identity((path, *words[1:])))
 
     def key(self) -> KeyParts:
         """What of the compiler and the machine decides what a source becomes."""
@@ -76,29 +85,54 @@ class Compiler:
             ("abi", ABI),
             ("flags", " ".join(FLAGS)),
             ("compiler", self.version),
+            ("program", self.identity),
             ("cpu", self.cpu_flags),
         ]
 
 
+def _identity(command: tuple[str, ...]) -> str:
+    """A command with the file, size and time of each program in it: two compilers may tell the same
+    version."""
+    words = []
+    for word in command:
+        path = shutil.which(word)
+        if path is None:
+            words.append(word)
+            continue
+        path = os.path.realpath(path)
+        status = os.stat(path)
+        words.append(f"{path} ({status.st_size} bytes, {status.st_mtime_ns} ns)")
+    return " ".join(words)
+
+
 @lru_cache(maxsize=8)
-def _describe_compiler(path: str) -> Compiler:
-    run = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+def _describe_compiler(command: tuple[str, ...], identity: str) -> Compiler:
+    call = [*command, "--version"]
+    try:
+        run = CompilerProcesses().run(call, _VERSION_SECONDS, os.environ)
+    except subprocess.TimeoutExpired:
+        raise CompilerNotFound(
+            f"{shlex.join(call)} did not end within {_VERSION_SECONDS} seconds"
+        ) from None
+    except OSError as error:
+        raise CompilerNotFound(f"{shlex.join(call)} cannot be run: {error}") from None
     version = run.stdout.strip().partition("\n")[0]
     if run.returncode != 0 or not version:
-        raise CompilerNotFound(f"{path} --version failed: {run.stderr.strip()}")
-    return Compiler(path, version, _cpu_flags())
+        raise CompilerNotFound(f"{shlex.join(call)} failed: {run.stderr.strip()}")
+    return Compiler(command, version, identity, _cpu_flags())
 
 
 def _cpu_flags() -> str:
     """What `-march=native` looks at, as a digest and the model's name."""
-    model, flags = "", ""
+    model, flags = platform.machine(), ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            model = value.strip()
-        elif name.strip() == "flags":
-            flags = value.strip()
-            break
+        if name.strip() in ("model name", "CPU part"):
+            model += f" {value.strip()}"
+        elif name.strip() in ("flags", "Features"):
+            flags += value.strip()
+        elif not line and flags:
+            break  # the other processors are the same
     return f"{model} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"
 
 
@@ -142,16 +176,22 @@ class CppBuild:
         symbols: set[str],
         found: dict[str, CppFunction],
         pending: Sequence[Future[dict[str, CppFunction]]],
+        processes: CompilerProcesses,
     ) -> None:
         self._symbols = symbols
         self._found = found
         self._pending = pending
+        self._processes = processes
 
     def result(self) -> dict[str, CppFunction]:
         """Functions by symbol; raises `CppCompileError` if a kernel did not compile."""
         functions = dict(self._found)
         for future in self._pending:
-            compiled = future.result()
+            try:
+                compiled = future.result()
+            except KeyboardInterrupt:
+                self._processes.end_all()  # their own session gets no signal of the terminal
+                raise
             functions.update({s: f for s, f in compiled.items() if s in self._symbols})
         return functions
 
@@ -161,11 +201,12 @@ class CppBuilder:
 
     def __init__(self, knobs: Knobs) -> None:
         self._knobs = knobs
-        self._cache = DiskCache(knobs.cache_dir, "cpp", knobs.cache_limit_bytes)
+        self._cache = DiskCache(knobs.cache_dir, "cpp", knobs.cache_limit_bytes, executable=True)
+        self._processes = CompilerProcesses()
         self._pool = ThreadPoolExecutor(max(1, knobs.compile_workers), "dovetail-cpp")
         self._lock = threading.Lock()
         # Weak: a library is closed when the last plan that calls into it is dropped.
-        self._loaded: WeakValueDictionary[Path, CppLibrary] = WeakValueDictionary()
+        self._loaded: WeakValueDictionary[str, CppLibrary] = WeakValueDictionary()
         self._known: WeakValueDictionary[CppKernel, CppFunction] = WeakValueDictionary()
         self._underway: dict[CppKernel, Future[dict[str, CppFunction]]] = {}
 
@@ -180,7 +221,7 @@ class CppBuilder:
         pending: list[Future[dict[str, CppFunction]]] = []
         missing: list[CppKernel] = []
         for kernel in wanted:
-            function = self._lookup(kernel)
+            function = self._known.get(kernel) or self._lookup(kernel)
             if function is not None:
                 found[kernel.symbol] = function
                 continue
@@ -193,12 +234,25 @@ class CppBuilder:
         if missing:
             compiler = Compiler.find(self._knobs.cxx)
             for group in group_kernels(missing, self._knobs.compile_workers):
-                future = self._pool.submit(self._compile, group, compiler)
+                future = self._submit(group, compiler)
                 with self._lock:
                     self._underway.update(dict.fromkeys(group, future))
                 future.add_done_callback(partial(self._landed, group))
                 pending.append(future)
-        return CppBuild({k.symbol for k in wanted}, found, pending)
+        return CppBuild({k.symbol for k in wanted}, found, pending, self._processes)
+
+    def _submit(
+        self, group: Sequence[CppKernel], compiler: Compiler
+    ) -> Future[dict[str, CppFunction]]:
+        try:
+            return self._pool.submit(self._compile, group, compiler)
+        except RuntimeError:  # this interpreter ends and starts no more threads
+            future: Future[dict[str, CppFunction]] = Future()
+            try:
+                future.set_result(self._compile(group, compiler))
+            except Exception as error:
+                future.set_exception(error)
+            return future
 
     def _landed(self, group: Sequence[CppKernel], _: Future[dict[str, CppFunction]]) -> None:
         with self._lock:
@@ -222,24 +276,38 @@ class CppBuilder:
         ]
 
     def _lookup(self, kernel: CppKernel) -> CppFunction | None:
-        with self._lock:
-            known = self._known.get(kernel)
-        if known is not None:
-            return known
+        """The function of a kernel that the cache has."""
         entry = self._cache.get(self._kernel_key(kernel))
-        if entry is None:
+        where = entry.read(_POINTER) if entry is not None else None
+        if entry is None or where is None:
+            return None
+        name = json.loads(where)
+        library = self._loaded.get(name)
+        if library is None:
+            unit = self._cache.entry(name)
+            library = self._opened(unit) if unit is not None else None
+        if library is None:
+            entry.remove()  # else it stays in the place of the next one
+            return None
+        return self._function(kernel, library)
+
+    def _opened(self, unit: Entry) -> CppLibrary | None:
+        """The shared object of an entry. None if it is no longer what was stored, or if it cannot
+        be loaded; the entry is then removed."""
+        path = unit.checked(_LIBRARY)
+        if path is None:
             return None
         try:
-            library = self._cache.directory / json.loads((entry / _POINTER).read_text()) / _LIBRARY
-            return self._function(kernel, library)
-        except (OSError, ValueError):
-            return None  # the shared object was evicted: compile again
-
-    def _function(self, kernel: CppKernel, path: Path) -> CppFunction:
+            library = CppLibrary(path)
+        except OSError as error:
+            unit.discard(str(error))
+            return None
         with self._lock:
-            library = self._loaded.get(path)
-            if library is None:
-                library = self._loaded[path] = CppLibrary(path)
+            self._loaded[unit.path.name] = library
+        return library
+
+    def _function(self, kernel: CppKernel, library: CppLibrary) -> CppFunction:
+        with self._lock:
             function = library.function(kernel.symbol)
             if function is None:
                 raise CppCompileError(
@@ -252,37 +320,82 @@ class CppBuilder:
     def _compile(self, group: Sequence[CppKernel], compiler: Compiler) -> dict[str, CppFunction]:
         source = translation_unit(group)
         key = [*compiler.key(), ("unit", source)]
+        kept: list[CppLibrary] = []  # open once, not once more when it is at its final path
 
         def fill(directory: Path) -> None:
             (directory / "kernels.cpp").write_text(source)
-            run_compiler(compiler, directory / "kernels.cpp", directory / _LIBRARY)
+            kept.append(self._compiled(compiler, directory))
 
-        entry = self._cache.get(key)
-        if entry is not None and not (entry / _LIBRARY).exists():
-            self._cache.drop(key)
-            entry = None
-        if entry is None:
-            entry = self._cache.put(key, fill)
-        functions = {k.symbol: self._function(k, entry / _LIBRARY) for k in group}
-        where = json.dumps(key_digest(key))
+        unit = self._cache.get(key)
+        library = self._opened(unit) if unit is not None else None
+        if library is None:
+            unit = self._cache.put(key, fill)
+            library = self._opened(unit)
+        if unit is None or library is None:
+            raise CppCompileError("a compiled library was removed before it was loaded")
+        functions = {k.symbol: self._function(k, library) for k in group}
+        where = json.dumps(unit.path.name)
         for kernel in group:
-            self._cache.put(self._kernel_key(kernel), lambda d: _write(d / _POINTER, where))
+            # A pointer that the disk has lost costs one compilation.
+            self._cache.put(
+                self._kernel_key(kernel), lambda d: _write(d / _POINTER, where), durable=False
+            )
         return functions
+
+    def _compiled(self, compiler: Compiler, directory: Path) -> CppLibrary:
+        """Compile the source in a directory, and open the shared object that this gives. (What
+        cannot be opened is not kept.)"""
+        output = directory / _LIBRARY
+        run_compiler(
+            compiler,
+            directory / "kernels.cpp",
+            output,
+            self._processes,
+            self._knobs.compile_seconds,
+        )
+        try:
+            check_shared_object(output)
+            return CppLibrary(output)
+        except (OSError, ValueError) as error:
+            raise CppCompileError(
+                f"{shlex.join(compiler.command)} made no shared object that can be loaded: {error}"
+            ) from None
 
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def run_compiler(compiler: Compiler, source: Path, output: Path) -> None:
-    """Compile one translation unit into a shared object."""
-    command = [compiler.path, *FLAGS, str(source), "-o", str(output)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        numbered = _around_first_error(source.read_text(), run.stderr, source.name)
+def run_compiler(
+    compiler: Compiler,
+    source: Path,
+    output: Path,
+    processes: CompilerProcesses,
+    seconds: float | None,
+) -> None:
+    """Compile one translation unit into a shared object; what the compiler keeps for itself lies
+    beside it. Raises `CppCompileError`, or OSError if the disk is full."""
+    called = shlex.join(compiler.command)
+    command = [*compiler.command, *FLAGS, str(source), "-o", str(output)]
+    environment = {**os.environ, "TMPDIR": str(output.parent)}
+    try:
+        run = processes.run(command, seconds, environment)
+    except subprocess.TimeoutExpired:
         raise CppCompileError(
-            f"{compiler.path} failed with status {run.returncode}\n{run.stderr[:4000]}\n{numbered}"
-        )
+            f"{called} did not end within {seconds:g} seconds, the limit that "
+            "DOVETAIL_COMPILE_SECONDS sets, and was ended"
+        ) from None
+    except OSError as error:
+        raise CppCompileError(f"{called} cannot be run: {error}") from None
+    if run.returncode == 0:
+        return
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(number) in run.stderr:
+            raise OSError(number, os.strerror(number), str(output.parent))
+    numbered = _around_first_error(source.read_text(), run.stderr, source.name)
+    raise CppCompileError(
+        f"{called} failed with status {run.returncode}\n{run.stderr[:4000]}\n{numbered}"
+    )
 
 
 def _around_first_error(source: str, message: str, name: str) -> str:

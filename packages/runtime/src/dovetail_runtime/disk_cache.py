@@ -1,8 +1,10 @@
 """Files named by what made them: a cache on disk that several processes may use at once.
 
 A key is a list of `(label, part)`. Its digest names the entry's directory; beside the payload
-stands `key.json`, the digest of each part, so that a miss can be explained by the nearest entry.
-Entries appear by an atomic rename, so a reader sees a whole entry or none.
+stands `key.json`: the digest of each part, so that a miss can be explained by the nearest entry,
+and the digest of each file. Entries appear by an atomic rename, so a reader sees a whole entry or
+none. What is read is checked: an entry that somebody else may have written, or whose files are not
+what was stored, is removed with a warning, and made again.
 """
 
 from __future__ import annotations
@@ -11,15 +13,26 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dovetail_runtime.cache_folders import (
+    UntrustedFile,
+    cache_folders,
+    check_owned,
+    make_folder,
+    unfinished_entry,
+)
+
 KeyParts = Sequence[tuple[str, str]]
 
+_FORMAT = b"2"  # of key.json: entries of another one are never found
 _KEY_FILE = "key.json"
 # Entries younger than this are never evicted: another process may just be about to read them.
 _GRACE_SECONDS = 60.0
@@ -33,7 +46,7 @@ _SWEPT_FILE = ".swept"
 
 def key_digest(parts: KeyParts) -> str:
     """The name of the entry for `parts`."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_FORMAT)
     for label, part in parts:
         for text in (label, part):
             data = text.encode()
@@ -43,53 +56,134 @@ def key_digest(parts: KeyParts) -> str:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """An entry that was there, of which only `key.json` has been read. `digests`: the SHA-256 of
+    each of its other files."""
+
+    cache: DiskCache
+    path: Path
+    digests: Mapping[str, str]
+
+    def read(self, name: str) -> bytes | None:
+        """The content of the file `name`, as it was stored. None if the entry is gone, or if the
+        file is another one; the entry is then removed, with a warning."""
+        try:
+            data = _owned_content(self.path / name)
+        except FileNotFoundError:
+            _remove(self.path)  # an eviction is at work, or was cut short
+            return None
+        except OSError as error:
+            self.discard(str(error))
+            return None
+        if hashlib.sha256(data).hexdigest() != self.digests.get(name):
+            self.discard(f"{name} is not what was stored")
+            return None
+        return data
+
+    def checked(self, name: str) -> Path | None:
+        """The path of the file `name`, whose content was just found to be what was stored."""
+        return self.path / name if self.read(name) is not None else None
+
+    def remove(self) -> None:
+        """Remove the entry."""
+        _remove(self.path)
+
+    def discard(self, reason: str) -> None:
+        """Remove the entry, which is damaged, and say so."""
+        self.cache.discard(self.path.name, reason)
+
+
+@dataclass(frozen=True)
 class DiskCache:
-    """Entries of one kind under `root/kind`, limited to `limit_bytes` together."""
+    """Entries of one kind under `root/kind`, limited to `limit_bytes` together. `executable`: code
+    is loaded from their files. Where `root` cannot be used, they are in a temporary folder."""
 
     root: Path
     kind: str
     limit_bytes: int
+    executable: bool = False
 
     @property
     def directory(self) -> Path:
         """Where the entries are."""
-        return self.root / self.kind
+        return cache_folders().folder(self.root, self.kind, executable=self.executable)
 
-    def get(self, parts: KeyParts) -> Path | None:
-        """The entry's directory, or None. Marks the entry as used."""
-        entry = self.directory / key_digest(parts)
+    def get(self, parts: KeyParts) -> Entry | None:
+        """The entry for `parts`, if there is a sound one. Marks it as used."""
+        return self.entry(key_digest(parts))
+
+    def entry(self, name: str) -> Entry | None:
+        """The entry of this name, if there is a sound one. Marks it as used."""
+        path = self.directory / name
         try:
-            os.utime(entry / _KEY_FILE)
+            info = path.lstat()
+            if not stat.S_ISDIR(info.st_mode):
+                raise UntrustedFile(f"{path} is no directory")
+            check_owned(path, info)
+            record = json.loads(_owned_content(path / _KEY_FILE))
+            if record["name"] != name:
+                raise ValueError(f"{_KEY_FILE} is that of another entry")
+            digests = dict(record["files"])
+            os.utime(path / _KEY_FILE)
         except FileNotFoundError:
             return None
-        return entry
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.discard(name, f"{_KEY_FILE}: {error}")
+            return None
+        return Entry(self, path, digests)
 
-    def put(self, parts: KeyParts, fill: Callable[[Path], None]) -> Path:
-        """Make an entry: `fill` writes its files into the directory it is given. If another
-        process was first, its entry stands and ours is dropped."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        entry = self.directory / key_digest(parts)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-", dir=self.directory))
+    def put(self, parts: KeyParts, fill: Callable[[Path], None], *, durable: bool = True) -> Entry:
+        """Make an entry: `fill` writes its files into the directory it is given, and is called
+        again with another one if this cannot be written to. If another process was first, its
+        entry stands and ours is dropped. What is not `durable` may be found damaged, and made
+        again, after the machine itself has stopped."""
         try:
-            fill(scratch)
-            key = [[label, _part_digest(part), part[:200]] for label, part in parts]
-            (scratch / _KEY_FILE).write_text(json.dumps(key))
-            try:
-                os.rename(scratch, entry)
-            except OSError:
-                if not (entry / _KEY_FILE).exists():  # what an eviction that was cut short left
-                    shutil.rmtree(entry, ignore_errors=True)
-                    os.rename(scratch, entry)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        # The digest decides when to look: no counter that processes would have to share.
-        if int(entry.name[:8], 16) % _LOOK_EVERY == 0:
-            self._look()
-        return entry
+            return self._put(parts, fill, durable)
+        except OSError as error:
+            if not cache_folders().replace(self.root, self.kind, error):
+                raise
+            return self._put(parts, fill, durable)
 
-    def drop(self, parts: KeyParts) -> None:
-        """Remove an entry, one that is not whole, say."""
-        _remove(self.directory / key_digest(parts))
+    def _put(self, parts: KeyParts, fill: Callable[[Path], None], durable: bool) -> Entry:
+        directory = self.directory
+        make_folder(directory)
+        path = directory / key_digest(parts)
+        with unfinished_entry(directory) as scratch:
+            fill(scratch)
+            digests = {f.name: _sealed(f, durable) for f in sorted(scratch.iterdir())}
+            record = {
+                "name": path.name,
+                "key": [[label, _part_digest(part), part[:200]] for label, part in parts],
+                "files": digests,
+            }
+            (scratch / _KEY_FILE).write_text(json.dumps(record))
+            _sealed(scratch / _KEY_FILE, durable)
+            if durable:
+                _synchronise(scratch)
+            try:
+                os.rename(scratch, path)
+            except OSError:
+                found = self.entry(path.name)
+                if found is not None:
+                    return found
+                _remove(path)  # what an eviction that was cut short left
+                os.rename(scratch, path)
+        if durable:
+            _synchronise(directory)
+        # The digest decides when to look: no counter that processes would have to share.
+        if int(path.name[:8], 16) % _LOOK_EVERY == 0:
+            self._look()
+        return Entry(self, path, digests)
+
+    def discard(self, name: str, reason: str) -> None:
+        """Remove a damaged entry, and say so."""
+        _remove(self.directory / name)
+        warnings.warn(
+            f"a damaged entry of the cache was removed and will be made again: "
+            f"{self.directory / name}: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def _look(self) -> None:
         """Evict if the entries may have outgrown the limit, or twice as many as there were at the
@@ -121,9 +215,9 @@ class DiskCache:
         best: tuple[list[str], float] | None = None
         for entry in self._entries():
             try:
-                stored = json.loads((entry / _KEY_FILE).read_text())
+                stored = json.loads((entry / _KEY_FILE).read_text())["key"]
                 age = (entry / _KEY_FILE).stat().st_mtime
-            except (OSError, ValueError):
+            except (OSError, ValueError, KeyError, TypeError):
                 continue
             found = {label: (digest, text) for label, digest, text in stored}
             different = [
@@ -168,9 +262,51 @@ class DiskCache:
 
 
 def _remove(entry: Path) -> None:
-    # The key goes first: an entry without it is no entry.
-    (entry / _KEY_FILE).unlink(missing_ok=True)
-    shutil.rmtree(entry, ignore_errors=True)
+    """Remove an entry, or what stands in its place. What another user put there cannot be deleted,
+    but it can be renamed."""
+    try:
+        # The key goes first: an entry without it is no entry.
+        (entry / _KEY_FILE).unlink(missing_ok=True)
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+    except OSError:
+        pass
+    if entry.is_symlink() or entry.exists():
+        try:
+            entry.rename(tempfile.mktemp(prefix=".bad-", dir=entry.parent))
+        except OSError:
+            pass  # then it is refused each time
+
+
+def _owned_content(path: Path) -> bytes:
+    """The content of a file that this user alone may write to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise UntrustedFile(f"{path} is no file")
+        check_owned(path, info)
+        return file.read()
+
+
+def _sealed(path: Path, durable: bool) -> str:
+    """Make a file this user's alone, and with `durable` have the disk write it; its digest."""
+    path.chmod(0o700 if path.suffix == ".so" else 0o600)
+    with open(path, "rb") as file:
+        if durable:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _synchronise(directory: Path) -> None:
+    """Have the disk write the names in a directory."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _part_digest(part: str) -> str:

@@ -12,12 +12,15 @@ from pathlib import Path
 class Knobs:
     """Every setting of this package."""
 
-    # DOVETAIL_CACHE_DIR: where compiled kernels and plans are kept.
+    # DOVETAIL_CACHE_DIR: where compiled kernels and plans are kept. (Where that cannot be used,
+    # they are in a temporary folder.)
     cache_dir: Path
     # DOVETAIL_CACHE_LIMIT_MB: size at which the oldest entries of that directory are dropped.
     cache_limit_bytes: int
-    # DOVETAIL_CXX: the C++ compiler.
+    # DOVETAIL_CXX: the C++ compiler, a command that may have arguments ("ccache g++").
     cxx: str
+    # DOVETAIL_COMPILE_SECONDS: a compiler that takes longer for a unit or kernel is ended; 0: none.
+    compile_seconds: float | None
     # DOVETAIL_COMPILE_WORKERS: how many compilers run at a time.
     compile_workers: int
     # DOVETAIL_SLAB_CACHE_MB: idle memory kept for the next call of a CPU plan.
@@ -31,12 +34,14 @@ class Knobs:
         """The settings of this process."""
         env = os.environ if environment is None else environment
         cache_dir = env.get("DOVETAIL_CACHE_DIR")
-        cache_home = env.get("XDG_CACHE_HOME")
-        home = Path(cache_home) if cache_home else Path.home() / ".cache"
+        cache_home = Path(env.get("XDG_CACHE_HOME") or "~/.cache")
+        # Absolute, as compilers and later calls may run elsewhere. Without a home, "~" stays.
+        chosen = os.path.expanduser(cache_dir or cache_home / "dovetail")
         return Knobs(
-            cache_dir=Path(cache_dir) if cache_dir else home / "dovetail",
+            cache_dir=Path(chosen if chosen.startswith("~") else os.path.abspath(chosen)),
             cache_limit_bytes=_integer(env, "DOVETAIL_CACHE_LIMIT_MB", 4096) << 20,
             cxx=env.get("DOVETAIL_CXX") or "g++",
+            compile_seconds=_integer(env, "DOVETAIL_COMPILE_SECONDS", 600) or None,
             compile_workers=_integer(env, "DOVETAIL_COMPILE_WORKERS", usable_cores()),
             slab_cache_bytes=_integer(env, "DOVETAIL_SLAB_CACHE_MB", 1024) << 20,
             direct_products=_integer(env, "DOVETAIL_DIRECT_PRODUCTS", 1) != 0,

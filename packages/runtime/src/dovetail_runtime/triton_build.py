@@ -14,8 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -29,6 +28,7 @@ from dovetail_runtime.plan import TritonKernel
 # Changes whenever what is stored beside a cubin does.
 ABI = "triton-1"
 
+_PTX, _CUBIN, _DESCRIPTION = "kernel.ptx", "kernel.cubin", "kernel.json"
 _WORKER = Path(__file__).with_name("triton_worker.py")
 
 
@@ -53,29 +53,18 @@ def current_arch() -> int:
     return major * 10 + minor
 
 
-@dataclass(frozen=True)
-class _Pending:
-    kernel: TritonKernel
-    reply: Future[Reply]
-    key: KeyParts
-
-
 class TritonBuild:
     """Kernels on their way: `result()` waits and gives each symbol's binary."""
 
     def __init__(
-        self, builder: TritonBuilder, found: dict[str, TritonBinary], pending: list[_Pending]
+        self, found: dict[str, TritonBinary], pending: dict[str, Future[TritonBinary]]
     ) -> None:
-        self._builder = builder
         self._found = found
         self._pending = pending
 
     def result(self) -> dict[str, TritonBinary]:
         """Binaries by symbol; raises `TritonCompileError` if a kernel did not compile."""
-        while self._pending:
-            task = self._pending.pop()
-            self._found[task.kernel.symbol] = self._builder.finish(task)
-        return dict(self._found)
+        return self._found | {symbol: f.result() for symbol, f in self._pending.items()}
 
 
 class TritonBuilder:
@@ -85,7 +74,9 @@ class TritonBuilder:
         self._cache = DiskCache(knobs.cache_dir, "triton", knobs.cache_limit_bytes)
         self._arch = arch
         self._pool = CompilePool(
-            [sys.executable, "-u", str(_WORKER), "compile"], knobs.compile_workers
+            [sys.executable, "-u", str(_WORKER), "compile"],
+            knobs.compile_workers,
+            seconds=knobs.compile_seconds,
         )
 
     def warm(self) -> None:
@@ -99,12 +90,12 @@ class TritonBuilder:
     def start(self, kernels: Iterable[TritonKernel]) -> TritonBuild:
         """Begin compiling what is not in the cache; returns at once."""
         found: dict[str, TritonBinary] = {}
-        pending: list[_Pending] = []
+        pending: dict[str, Future[TritonBinary]] = {}
         for kernel in dict.fromkeys(kernels):
             key = self._key(kernel)
-            entry = self._cache.get(key)
-            if entry is not None:
-                found[kernel.symbol] = _read(kernel, entry)
+            binary = self._lookup(kernel, key)
+            if binary is not None:
+                found[kernel.symbol] = binary
                 continue
             job = {
                 "source": kernel.source,
@@ -118,8 +109,11 @@ class TritonBuilder:
                 "asserts": kernel.asserts,
                 "arch": self._arch,
             }
-            pending.append(_Pending(kernel, self._pool.submit(job), key))
-        return TritonBuild(self, found, pending)
+            made: Future[TritonBinary] = Future()
+            reply = self._pool.submit(job)
+            reply.add_done_callback(partial(self._finish, kernel, key, made))
+            pending[kernel.symbol] = made
+        return TritonBuild(found, pending)
 
     def build(self, kernels: Iterable[TritonKernel]) -> dict[str, TritonBinary]:
         """Each kernel's binary, by symbol."""
@@ -134,25 +128,49 @@ class TritonBuilder:
         entry = self._cache.get(self._key(kernel))
         if entry is None:
             raise LookupError(f"kernel {kernel.symbol!r} is not in the cache")
-        return (entry / "kernel.ptx").read_text()
+        return (entry.read(_PTX) or b"").decode()
 
-    def finish(self, task: _Pending) -> TritonBinary:
-        """Wait for one kernel and put it into the cache."""
+    def _lookup(self, kernel: TritonKernel, key: KeyParts) -> TritonBinary | None:
+        """The binary of a kernel that the cache has."""
+        entry = self._cache.get(key)
+        if entry is None:
+            return None
+        described, cubin = entry.read(_DESCRIPTION), entry.read(_CUBIN)
+        if described is None or cubin is None:
+            return None
+        return _binary(kernel, json.loads(described), cubin)
+
+    def _finish(
+        self,
+        kernel: TritonKernel,
+        key: KeyParts,
+        made: Future[TritonBinary],
+        reply: Future[Reply],
+    ) -> None:
+        """Store what a worker has answered, in the thread that serves the worker: others compile
+        while the disk writes."""
         try:
-            reply = task.reply.result()
+            made.set_result(self._stored(kernel, key, reply.result()))
         except JobFailed as error:
-            raise TritonCompileError(
-                f"kernel {task.kernel.symbol!r} does not compile:\n{error}\n{task.kernel.source}"
-            ) from None
+            made.set_exception(
+                TritonCompileError(
+                    f"kernel {kernel.symbol!r} does not compile:\n{error}\n{kernel.source}"
+                )
+            )
+        except BaseException as error:
+            made.set_exception(error)
+
+    def _stored(self, kernel: TritonKernel, key: KeyParts, reply: Reply) -> TritonBinary:
+        ptx, cubin = reply.pop("ptx"), base64.b64decode(reply.pop("cubin"))
 
         def fill(directory: Path) -> None:
-            (directory / "kernel.py").write_text(task.kernel.source)
-            (directory / "kernel.ptx").write_text(reply.pop("ptx"))
-            (directory / "kernel.cubin").write_bytes(base64.b64decode(reply.pop("cubin")))
-            (directory / "kernel.json").write_text(json.dumps(reply))
+            (directory / "kernel.py").write_text(kernel.source)
+            (directory / _PTX).write_text(ptx)
+            (directory / _CUBIN).write_bytes(cubin)
+            (directory / _DESCRIPTION).write_text(json.dumps(reply))
 
-        entry = self._cache.put(task.key, fill)
-        return _read(task.kernel, entry)
+        self._cache.put(key, fill)
+        return _binary(kernel, reply, cubin)
 
     def _key(self, kernel: TritonKernel) -> KeyParts:
         parts = [("abi", ABI), ("triton", triton_version()), ("arch", str(self._arch))]
@@ -162,9 +180,8 @@ class TritonBuilder:
         return parts
 
 
-def _read(kernel: TritonKernel, entry: Path) -> TritonBinary:
-    """The binary stored in a cache entry."""
-    stored = json.loads((entry / "kernel.json").read_text())
+def _binary(kernel: TritonKernel, stored: Reply, cubin: bytes) -> TritonBinary:
+    """A compiled kernel, with what the worker found of it."""
     if stored["clusters"] != 1:
         raise TritonCompileError(
             f"kernel {kernel.symbol!r} wants thread block clusters, which the executor has not"
@@ -190,7 +207,7 @@ def _read(kernel: TritonKernel, entry: Path) -> TritonBinary:
     )
     return TritonBinary(
         entry=stored["entry"],
-        cubin=(entry / "kernel.cubin").read_bytes(),
+        cubin=cubin,
         parameters=kinds,
         shared_bytes=stored["shared_bytes"],
         threads=stored["threads"],

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from dovetail_runtime import TensorSpec, load
 from dovetail_runtime.artifact import KernelBuild, start_build
-from dovetail_runtime.disk_cache import DiskCache
+from dovetail_runtime.disk_cache import DiskCache, Entry
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import Plan
 from dovetail_runtime.triton_build import TritonCompileError, triton_version
@@ -233,13 +233,11 @@ def _key(problem: Problem) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _read(entry: Path | None, count: int) -> Seconds | None:
-    if entry is None:
+def _read(entry: Entry | None, count: int) -> Seconds | None:
+    data = entry.read("times.json") if entry is not None else None
+    if data is None:
         return None
-    try:
-        stored = json.loads((entry / "times.json").read_text())["seconds"]
-    except FileNotFoundError:
-        return None  # evicted by another process between the two reads
+    stored = json.loads(data)["seconds"]
     return tuple(stored) if len(stored) == count else None
 
 
