@@ -80,6 +80,23 @@ def test_reductions_and_rows_that_are_read_again(check):
     check(fn, X, torch.randn(7, 40), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("simd_bytes", [16, 64])
+@pytest.mark.parametrize("sizes", [(1, 40), (40, 1), (20, 1, 19), (1, 200, 1, 1)])
+def test_rows_with_a_part_of_one_element_are_read_again(check, sizes, simd_bytes):
+    def fn(*parts):
+        both = torch.cat(parts, -1)
+        shifted = both - both.amax(-1, keepdim=True)
+        return (
+            both.softmax(-1), both.cos(), both.logsumexp(-1), F.layer_norm(both, both.shape[-1:]),
+            shifted.softmax(-1)[..., :-1], both.log_softmax(-1), both - both.mean(-1, keepdim=True),
+        )  # fmt: skip
+
+    options = InductorOptions(simd_bytes=simd_bytes)
+    row, halves = ([torch.randn(*rows, n) for n in sizes] for rows in ((), (3,)))
+    check(fn, *row, options=options, rtol=1e-4, atol=1e-4)
+    check(fn, *(p.half() for p in halves), options=options, rtol=1e-2, atol=1e-2)
+
+
 def test_one_part_may_be_nan_and_another_out_of_reach(check):
     def fn(x, y):
         return torch.cat([x.log(), y], 1).sum(1), torch.cat([y, x.log()], 1)

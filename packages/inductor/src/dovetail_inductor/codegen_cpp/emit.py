@@ -118,7 +118,7 @@ class _Emitter:
         self.kernel = kernel
         self.ends = ends
         self.segments = segments
-        self.start = 0  # of the segment that is written
+        self.segment: Segment | None = None  # the one that is written
         self.shape = shape
         self.buffers = buffers
         self.phases = kernel.phases()
@@ -134,11 +134,11 @@ class _Emitter:
     def place(self, buffer: str) -> Place:
         """Where `buffer` is read or written: in memory, or in the copy of a row."""
         if buffer in self.scratch:
-            place, v = self.scratch[buffer], self.shape.vector
-            if self.start and v is not None and place.index is not None:
-                moved = place.index + (place.index.coefficient(v) or 0) * self.start
-                return replace(place, index=moved)
-            return place
+            place = self.scratch[buffer]
+            if self.segment is None or place.index is None:
+                return place
+            # As in the segment's own nests: a variable of one value is that value, not a variable.
+            return replace(place, index=self.segment.placed(place.index))
         if buffer not in self.pointers:
             self.pointers[buffer] = f"p{len(self.pointers)}"
         return Place(self.pointers[buffer])
@@ -264,9 +264,9 @@ class _Emitter:
     def _in_segment(self, segment: Segment, nests: Sequence[LoopNest]) -> None:
         """The body of a pass, as it is in a segment."""
         names = [nest.buffer for nest in nests]
-        self.start, self.writer.vector = segment.start, segment.var
+        self.segment, self.writer.vector = segment, segment.var
         self._inner([nest for nest in segment.nests if nest.buffer in names])
-        self.start, self.writer.vector = 0, self.shape.vector
+        self.segment, self.writer.vector = None, self.shape.vector
 
     def _tiled(self, nests: Sequence[LoopNest]) -> None:
         """At one vector: transpose what lies across into tiles, then go down the tile."""
@@ -334,7 +334,7 @@ class _Emitter:
         """The choices among loads that are a choice among pointers; those not made yet."""
         if self.writer.vector is None:
             return {}
-        key = (nest.buffer, self.start)
+        key = (nest.buffer, 0 if self.segment is None else self.segment.start)
         if key not in self.picks:
             inside = self.kernel.writes()
             outside = {name: b for name, b in self.buffers.items() if name not in inside}

@@ -47,6 +47,14 @@ class Segment:
     var: Var
     nests: tuple[LoopNest, ...]
 
+    def placed(self, index: Index) -> Index:
+        """An index over the whole loop, by this segment's variable."""
+
+        def at(v: Var) -> Index:
+            return variable(self.var) + self.start if v.id == self.var.id else variable(v)
+
+        return index.substitute(at, lambda value: value)
+
 
 def segments_of(builder: Builder, kernel: FusedKernel, v: Var) -> tuple[Segment, ...]:
     """The segments of the loop over `v`; none where there would be too many or too short ones, or

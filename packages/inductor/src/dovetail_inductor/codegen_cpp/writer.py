@@ -155,8 +155,11 @@ class Writer:
         if mask is not None:
             args.append(mask)
         place = self.place(load.buffer)
-        text, vector = self.load_text(place, place.index or load.index, mask, read)
-        return self.define(text, load.free, vector, args)
+        index = place.index or load.index
+        text, vector = self.load_text(place, index, mask, read)
+        # Of the index that the text names: a copied row's may have variables that the load's has
+        # not.
+        return self.define(text, load.free | index_free(index), vector, args)
 
     def apply(self, op: str, args: Sequence[Name], expr: Apply) -> Name:
         """A scalar op."""
