@@ -147,10 +147,8 @@ def optimize(
     )
     if isinstance(target, torch.nn.Module):
         # The call goes through the module's own __call__: its hooks run as ever.
-        call = Switched(target, context)
-        call.__dict__["capture_context"] = context
-        return OptimizedModule(target, call, context)
-    switched = Switched(target, context)
+        return OptimizedModule(target, Switched(target, context.hook), context)
+    switched = Switched(target, context.hook)
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context
     return switched
@@ -168,7 +166,7 @@ def _optimize_calls(cls: Any, backend: Backend, **settings: Any) -> Any:
         call = call.function
     framed = cls.forward if issubclass(cls, torch.nn.Module) else call
     context = make_context(framed, backend, **settings)
-    switched = Switched(call, context)
+    switched = Switched(call, context.hook)
     _look_like(switched, call)
     switched.__dict__["capture_context"] = context
     cls.__call__, cls.capture_context = switched, context
@@ -296,7 +294,7 @@ def explain(
         log = CompileLog(keep_frames=True)
         framed = as_torch_has_it(target)
         context = make_context(framed, backend, dynamic=dynamic, log=log)
-        result = Switched(framed, context)(*args, **kwargs)
+        result = Switched(framed, context.hook)(*args, **kwargs)
         frames: list[FrameRecord] = log.frames
         return Explanation(
             result,

@@ -19,6 +19,7 @@ from dovetail_prims.shape_rules import (
     copies,
     cpu_kernels,
     data_dependent,
+    dtype_checks,
     factories,
     fake_quantization,
     indexing,
@@ -26,7 +27,6 @@ from dovetail_prims.shape_rules import (
     lists,
     matmul,
     norms,
-    out_checks,
     out_layouts,
     overlap_checks,
     parts,
@@ -38,10 +38,8 @@ from dovetail_prims.shape_rules import (
     usual_cases,
     views,
 )
-from dovetail_prims.shape_rules.argument_checks import index_requirements, layer_requirements
+from dovetail_prims.shape_rules.argument_checks import requirements
 from dovetail_prims.shape_rules.argument_checks.requirement import requiring
-
-_REQUIREMENTS = {**index_requirements.TABLE, **layer_requirements.TABLE}
 
 
 class RuleTable(dict[Any, "ShapeRule | None"]):
@@ -56,11 +54,11 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
         self.by_name = dict(by_name)
 
     def __missing__(self, func: Any) -> ShapeRule | None:
-        rule = requiring(func, self.by_name.get(str(func)), _REQUIREMENTS)
+        rule = requiring(func, self.by_name.get(str(func)), requirements.TABLE)
         rule = overlap_checks.refusing_overlaps(func, rule)
         rule = lists.checking_each(func, rule)
         rule = out_layouts.laying_out(func, rule)
-        rule = out_checks.refusing_other_dtypes(func, rule)
+        rule = dtype_checks.refusing_dtypes(func, rule)
         self[func] = rule
         return rule
 

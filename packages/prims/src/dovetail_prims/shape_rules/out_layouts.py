@@ -7,6 +7,7 @@ make some of the former contiguous, too.)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch._ops import OpOverload
 from dovetail_prims.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, propagate, set_metadata
 from dovetail_prims.shape_rules.layout import empty_like_strides, equal_sizes, has_zero
-from dovetail_prims.shape_rules.out_checks import each_of, functional_form
 
 # They say nothing of it, but do.
 _LAID = frozenset(
@@ -33,7 +33,7 @@ def laying_out(func: Any, rule: ShapeRule | None) -> ShapeRule | None:
     if not isinstance(func, OpOverload) or func.namespace != "aten":
         return rule
     outs = [a.name for a in func._schema.arguments if a.is_out]
-    form = functional_form(func) if outs else None
+    form = _functional_form(func) if outs else None
     if form is None or not lays_resized(form):
         return rule
     return _laid(func, form, outs, rule)
@@ -71,7 +71,7 @@ def _laid(func: OpOverload, form: OpOverload, outs: list[str], rule: ShapeRule |
         result = NotImplemented if rule is None else rule(*args, **kwargs)
         if result is NotImplemented and len(written) == len(outs):
             rest = {name: value for name, value in kwargs.items() if name not in outs}
-            if all(map(_is_one, written, each_of(propagate(form, args, rest)))):
+            if all(map(_is_one, written, _each_of(propagate(form, args, rest)))):
                 return written[0] if len(outs) == 1 else tuple(written)
         if result is NotImplemented:
             result = run_on_meta(func, args, kwargs)
@@ -79,7 +79,7 @@ def _laid(func: OpOverload, form: OpOverload, outs: list[str], rule: ShapeRule |
         if len(written) < len(outs) or all(equal_sizes(t._sizes, sizes) for t, sizes in pairs):
             return result
         rest = {name: value for name, value in kwargs.items() if name not in outs}
-        own = each_of(propagate(form, args, rest))
+        own = _each_of(propagate(form, args, rest))
         for t, sizes, laid in zip(written, before, own, strict=False):
             resized = not equal_sizes(t._sizes, sizes) and equal_sizes(t._sizes, laid._sizes)
             if resized and not _keeps_gaps(form, laid):
@@ -88,3 +88,20 @@ def _laid(func: OpOverload, form: OpOverload, outs: list[str], rule: ShapeRule |
         return result
 
     return in_order
+
+
+def _functional_form(func: OpOverload) -> OpOverload | None:
+    """The overload that takes the same arguments but `out`."""
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
+    packet = getattr(torch.ops.aten, func._schema.name.removeprefix("aten::"))
+    for name in packet.overloads():
+        form: OpOverload = getattr(packet, name)
+        arguments = [(a.name, str(a.type)) for a in form._schema.arguments]
+        if arguments == wanted and not form._schema.is_mutable:
+            return form
+    return None
+
+
+def _each_of(results: Any) -> Iterator[Any]:
+    """The tensors of an operator's results."""
+    yield from results if isinstance(results, (tuple, list)) else (results,)

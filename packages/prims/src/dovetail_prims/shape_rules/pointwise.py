@@ -25,7 +25,6 @@ from dovetail_prims.shape_rules.promotion import (
     as_float,
     check_cast,
     common_device,
-    name_in_kernels,
     promote,
 )
 
@@ -66,7 +65,7 @@ def _split(a: Any, b: Any) -> tuple[tuple[FakeTensor, ...], bool]:
     return (b,), True
 
 
-def binary(a: Any, b: Any, *, alpha: Any = 1) -> FakeTensor:
+def binary(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
     """Arithmetic on two operands with type promotion."""
     if type(a) is FakeTensor and type(b) is FakeTensor and a._dtype is b._dtype:
         if equal_sizes(a._sizes, b._sizes) and a._device == b._device:
@@ -79,35 +78,6 @@ def binary(a: Any, b: Any, *, alpha: Any = 1) -> FakeTensor:
     return pointwise_out(tensors, promote((a, b)), number)
 
 
-def subtract(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
-    """`sub`, `rsub`: not for bool."""
-    for v in (a, b):
-        if (v._dtype if type(v) is FakeTensor else type(v)) in (torch.bool, bool):
-            raise RuntimeError(
-                "Subtraction, the `-` operator, with a bool tensor is not supported. If you are "
-                "trying to invert a mask, use the `~` or `logical_not()` operator instead."
-            )
-    return binary(a, b)
-
-
-def subtract_from(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
-    """`rsub`: the second operand comes first."""
-    return subtract(b, a)
-
-
-def of_same_floats(a: FakeTensor, b: FakeTensor) -> Any:
-    """A binary op of two tensors alike; what it refuses besides, its meta kernel says."""
-    return binary(a, b) if a._dtype is b._dtype and not a._dtype.is_complex else NotImplemented
-
-
-def log_of_sum(a: FakeTensor, b: FakeTensor) -> Any:
-    """`logaddexp` and its like: not for two tensors of whole numbers."""
-    dtype = promote((a, b))
-    if not dtype.is_floating_point and not dtype.is_complex:
-        raise NotImplementedError(f'"logaddexp" not implemented for {name_in_kernels(dtype)}')
-    return binary(a, b)
-
-
 def times_power_of_two(x: FakeTensor, exponent: FakeTensor) -> FakeTensor:
     """`ldexp`, which multiplies by a power: of tensors of one dtype by one of float32 that is
     row-major, else by one that lies as the exponents do."""
@@ -115,6 +85,11 @@ def times_power_of_two(x: FakeTensor, exponent: FakeTensor) -> FakeTensor:
     if x._dtype is exponent._dtype and power._dtype is torch.float32:
         return binary(x, power)
     return binary(x, make(power._sizes, empty_like_strides(exponent), power._dtype, power._device))
+
+
+def subtract_from(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
+    """`rsub`: the second operand comes first."""
+    return binary(b, a)
 
 
 def itself_if_real(x: FakeTensor) -> FakeTensor:
@@ -129,16 +104,6 @@ def itself(x: FakeTensor) -> FakeTensor:
     return x
 
 
-def negate(x: FakeTensor) -> FakeTensor:
-    """`neg`: not for bool."""
-    if x._dtype is torch.bool:
-        raise RuntimeError(
-            "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to "
-            "invert a mask, use the `~` or `logical_not()` operator instead."
-        )
-    return same_dtype(x)
-
-
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> FakeTensor:
     """True division promotes integers; a rounded one does not."""
     tensors, number = _split(a, b)
@@ -150,14 +115,6 @@ def binary_float(a: Any, b: Any) -> FakeTensor:
     """A binary op whose result is floating point (`atan2` ...)."""
     tensors, number = _split(a, b)
     return pointwise_out(tensors, as_float(promote((a, b))), number)
-
-
-def binary_of_floats(a: Any, b: Any) -> FakeTensor:
-    """A binary op that takes no integers (`igamma`). Raises NotImplementedError, as eager does."""
-    dtype = promote((a, b))
-    if not dtype.is_floating_point:
-        raise NotImplementedError(f"an incomplete gamma function of {name_in_kernels(dtype)}")
-    return binary_float(a, b)
 
 
 def complex_of(a: FakeTensor, b: FakeTensor) -> FakeTensor:
@@ -324,7 +281,7 @@ _FLOAT = (
 )  # fmt: skip
 _BINARY = (
     "add", "sub", "mul", "remainder", "fmod", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "bitwise_left_shift", "bitwise_right_shift", "rsub",
+    "bitwise_left_shift", "bitwise_right_shift",
 )  # fmt: skip
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _BACKWARD_TWO = (
@@ -359,19 +316,14 @@ def rules() -> dict[str, Callable[..., Any]]:
         for overload in ("Tensor", "Scalar"):
             table[f"{name}.{overload}"] = binary
             table[f"{name}_.{overload}"] = checked
-    for overload in ("Tensor", "Scalar"):
-        table[f"sub.{overload}"] = subtract
-        table[f"rsub.{overload}"] = subtract_from
-        table[f"sub_.{overload}"] = in_place_checked(subtract)
+    table["rsub.Tensor"] = table["rsub.Scalar"] = subtract_from
     table["conj_physical.default"] = itself_if_real
     table["conj_physical_.default"] = in_place
     table["positive.default"] = itself
     table["ldexp.Tensor"] = times_power_of_two
-    table["heaviside.default"] = of_same_floats
-    table["logaddexp.default"] = table["logaddexp2.default"] = log_of_sum
+    table["heaviside.default"] = binary
+    table["logaddexp.default"] = table["logaddexp2.default"] = binary
     table["xlogy.Tensor"] = table["special_xlog1py.default"] = binary_float
-    table["add.Scalar"] = lambda x, other, alpha=1: binary(x, other)
-    table["neg.default"] = negate
     divided = in_place_checked(divide)
     for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode"):
         table[f"div.{overload}"] = divide
@@ -379,7 +331,7 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["floor_divide.default"] = binary
     for name in ("atan2", *LOOPING_FUNCTIONS):
         table[f"{name}.default"] = binary_float
-    table["igamma.default"] = table["igammac.default"] = binary_of_floats
+    table["igamma.default"] = table["igammac.default"] = binary_float
     for name in ("maximum", "minimum", "hypot", "nextafter", "fmax", "fmin", "gcd", "lcm"):
         table[f"{name}.default"] = binary
     table["copysign.Tensor"] = table["copysign.Scalar"] = binary_float

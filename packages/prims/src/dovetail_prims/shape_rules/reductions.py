@@ -68,13 +68,8 @@ def sum_all(x: FakeTensor, *, dtype: Any = None) -> FakeTensor:
 
 
 def mean(x: FakeTensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> FakeTensor:
-    """`mean`; integers are refused as in eager."""
+    """`mean`."""
     out = dtype if dtype is not None else x._dtype
-    if out not in FLOATING and out not in COMPLEX:
-        raise RuntimeError(
-            "mean(): could not infer output dtype. Input dtype must be either a floating point or "
-            f"complex dtype. Got: {x._dtype}"
-        )
     return fresh(reduced_sizes(x._sizes, dim, keepdim), out, x._device)
 
 

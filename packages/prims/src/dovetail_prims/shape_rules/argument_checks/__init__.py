@@ -1,4 +1,4 @@
-"""What eager's kernels refuse beyond shapes: dtypes, options, sizes of what is written.
+"""What eager's kernels refuse beyond shapes and dtypes: options, sizes of what is written.
 
 A shape rule that does not look at such an argument would let a program run that eager stops. Each
 check takes its op's arguments and raises what eager raises; the op's in-place form has the same.
@@ -10,24 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dovetail_prims.shape_rules.argument_checks import (
-    cpu_kernels,
-    dtypes,
-    numbers,
-    options,
-    out_dtypes,
-    writes,
-)
+from dovetail_prims.shape_rules.argument_checks import dtypes, numbers, options, writes
 from dovetail_prims.shape_rules.argument_checks.check import Check
 
-TABLES = (
-    dtypes.TABLE,
-    numbers.TABLE,
-    options.TABLE,
-    writes.TABLE,
-    out_dtypes.TABLE,
-    cpu_kernels.TABLE,
-)
+TABLES = (dtypes.TABLE, numbers.TABLE, options.TABLE, writes.TABLE)
 """Checks by op name; the op's rule, or its meta kernel, answers after its checks."""
 
 

@@ -1,0 +1,253 @@
+"""Dtypes that an operator's kernel does not take, found by running eager's kernel.
+
+Which dtypes a kernel takes differs between operators, overloads, devices and versions of PyTorch.
+So eager itself is asked, once for each operator and combination of operand dtypes: the kernel runs
+on stand-ins, small tensors of ones of the same dtypes and ranks, and what it raises is raised for
+all calls of that combination. If a call of other dtypes fails as well, the error is of another
+cause and tells nothing. Answers are kept as long as the table of rules.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, hint_of
+
+# Operators whose kernels must not run on made-up arguments, or tell nothing of dtypes.
+_NOT_ASKED = frozenset(
+    {
+        "_local_scalar_dense", "item", "set_", "resize_", "resize", "resize_as_", "record_stream",
+        "_pin_memory", "_assert_async", "_assert_scalar", "_assert_tensor_metadata",
+        "_resize_output_",
+    }
+)  # fmt: skip
+_KINDS_NOT_ASKED = (
+    "mkldnn", "cudnn", "miopen", "quant", "fbgemm", "nested", "sparse", "coalesce", "_attention",
+    "_int_mm", "_int4", "_weight_int", "_scaled_mm", "_test_", "_linalg_check", "_fused_", "_cslt",
+    "_thnn", "_lstm", "_cufft", "_use_", "_foreach_",  # (each of a list is asked by itself)
+)  # fmt: skip
+_LARGEST = 8  # dimension of a stand-in, and number given as a size
+_MOST = 5  # dimensions that may be as large
+
+
+def refusing_dtypes(func: Any, rule: ShapeRule | None) -> ShapeRule | None:
+    """The rule of an operator, after a check that eager's kernel takes the operands' dtypes."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or not _is_asked(func):
+        return rule
+    return _after_check(func, rule)
+
+
+def _is_asked(func: OpOverload) -> bool:
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    if name in _NOT_ASKED or any(kind in name for kind in _KINDS_NOT_ASKED):
+        return False
+    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    if views and name not in ("view_as_complex", "view_as_real"):
+        return False  # (of any dtype)
+    key = torch._C.DispatchKey
+    try:
+        return any(
+            func.has_kernel_for_dispatch_key(k)
+            for k in (
+                key.CPU,
+                key.CompositeExplicitAutograd,
+                key.CompositeExplicitAutogradNonFunctional,
+            )
+        )
+    except RuntimeError:
+        return False  # a question about a tensor's metadata, which is no operator
+
+
+def _after_check(func: OpOverload, rule: ShapeRule | None) -> ShapeRule:
+    answers: dict[Hashable, Exception | None] = {}
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        signature: list[Any] = []
+        _describe(args, signature)
+        if kwargs:
+            signature += kwargs
+            _describe(kwargs.values(), signature)
+        key = tuple(signature)
+        if key in answers:
+            refusal = answers[key]
+        else:
+            refusal = answers[key] = _ask(func, args, kwargs)
+        # (As eager, which looks at sizes first.)
+        result = NotImplemented if rule is None else rule(*args, **kwargs)
+        if refusal is not None:
+            raise type(refusal)(*refusal.args)
+        return result
+
+    return checked
+
+
+def _describe(values: Any, signature: list[Any]) -> None:
+    """Append what tells one call's stand-ins from another's."""
+    for v in values:
+        kind = type(v)
+        if kind is FakeTensor:
+            signature += (v._dtype, v._device, len(v._sizes))
+            for n in v._sizes:
+                if type(n) is int and n == 0:
+                    signature.append(tuple(map(_is_zero, v._sizes)))
+                    break
+        elif kind is int:
+            signature += (int, v if -_LARGEST < v < _LARGEST else _LARGEST)
+        elif kind is list or kind is tuple:
+            signature += (list, len(v))
+            _describe(v, signature)
+        elif kind is complex:
+            signature += (complex, v.imag == 0)
+        elif kind is bool or kind is str or kind is torch.dtype or kind is torch.device:
+            signature += (kind, v)
+        else:
+            signature += (kind,)
+
+
+def _is_zero(size: Any) -> bool:
+    return type(size) is int and size == 0
+
+
+def _ask(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What eager raises for operands of these dtypes whatever their values; None if nothing."""
+    fakes = list(_fakes((*args, *kwargs.values())))
+    device = fakes[0]._device if fakes else torch.device(kwargs.get("device") or "cpu")
+    if not _is_present(device):
+        return None
+    refusals: list[tuple[int | None, int, Exception]] = []
+    for length, value in ((2, 1), (None, 1), (_LARGEST, 1), (None, 0)):
+        refusal = _attempt(func, args, kwargs, _StandIns(length, value))
+        if refusal is None:
+            return None
+        refusals.append((length, value, refusal))
+    for length, value, refusal in refusals:
+        for change in _other_dtypes(fakes):
+            if _attempt(func, args, kwargs, _StandIns(length, value, change)) is None:
+                return refusal
+    return None
+
+
+def _fakes(values: Any) -> Iterator[FakeTensor]:
+    for v in values:
+        if type(v) is FakeTensor:
+            yield v
+        elif isinstance(v, (list, tuple)):
+            yield from _fakes(v)
+
+
+def _is_present(device: torch.device) -> bool:
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+
+
+def _attempt(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], stand_ins: _StandIns
+) -> Exception | None:
+    """What the kernel raises for stand-ins of the arguments."""
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    on_gpu = [f._device for f in _fakes((*args, *kwargs.values())) if f._device.type == "cuda"]
+    arguments = func._schema.arguments
+    by_name = {a.name: a for a in arguments}
+    try:
+        with (
+            warnings.catch_warnings(),
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.random.fork_rng(on_gpu[:1], enabled=draws),
+        ):
+            warnings.simplefilter("ignore")
+            made = [stand_ins.of(v, a) for v, a in zip(args, arguments, strict=False)]
+            named = {name: stand_ins.of(v, by_name[name]) for name, v in kwargs.items()}
+            func(*made, **named)
+    except Exception as error:
+        return error.with_traceback(None)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _StandIns:
+    """Makes small arguments of a call.
+
+    `length`: of each dimension of a tensor (None: its own, if small); `value`: of its elements;
+    `change`: the dtypes of another call, which eager may take, by tensors and dtypes given; its
+    numbers are then real.
+    """
+
+    length: int | None
+    value: int
+    change: _Change | None = None
+
+    def of(self, given: Any, argument: torch.Argument) -> Any:
+        """The stand-in of one argument; of what is written to as `out`, without elements."""
+        kind = type(given)
+        if kind is FakeTensor:
+            rank = len(given._sizes)
+            sizes = (0,) if argument.is_out else tuple(self._size(n, rank) for n in given._sizes)
+            dtype = given._dtype if self.change is None else self.change(given)
+            return torch.full(sizes, self.value, dtype=dtype, device=given._device)
+        if kind is list or kind is tuple:
+            if len(given) > _MOST and type(given[0]) is int:
+                return [min(max(n, -2), 2) for n in given]
+            return [self.of(v, argument) for v in given]
+        if kind is torch.dtype and self.change is not None:
+            return self.change(given)
+        is_operand = str(argument.type) in ("number", "Tensor")
+        if isinstance(given, (bool, torch.SymBool)):
+            own: Any = given if kind is bool else True
+        elif isinstance(given, (int, torch.SymInt)):
+            own = min(max(given, -_LARGEST), _LARGEST) if kind is int else 2
+        elif isinstance(given, (float, torch.SymFloat)):
+            own = 1.0 if is_operand else 0.5  # (of probabilities any)
+        elif isinstance(given, complex):
+            own = 1j if given.imag else 1 + 0j  # (which all dtypes hold)
+        else:
+            return None if kind is torch.Generator else given
+        if self.change is not None and is_operand:
+            return 1 if self.change(torch.float32) is torch.int64 else 1.0
+        return own
+
+    def _size(self, size: Any, rank: int) -> int:
+        if self.length is None:
+            return min(hint_of(size), _LARGEST if rank <= _MOST else 2)
+        return 0 if _is_zero(size) else self.length if rank <= _MOST else 2
+
+
+_Given = FakeTensor | torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Other dtypes for a call's tensors and dtype arguments: `dtype` for what `changed` holds of,
+    for all else `rest` (None: its own)."""
+
+    dtype: torch.dtype
+    changed: Callable[[_Given], bool]
+    rest: torch.dtype | None = None
+
+    def __call__(self, given: _Given) -> torch.dtype:
+        if self.changed(given):
+            return self.dtype
+        return _own(given) if self.rest is None else self.rest
+
+
+def _own(given: _Given) -> torch.dtype:
+    return given if isinstance(given, torch.dtype) else given._dtype
+
+
+def _other_dtypes(tensors: Sequence[FakeTensor]) -> Iterator[_Change]:
+    """Changes of the dtypes of a call with these tensors that its operator may take."""
+    first, last = (tensors[0], tensors[-1]) if tensors else (None, None)
+    for dtype in (torch.float32, torch.int64):
+        yield _Change(dtype, lambda given: True)
+        yield _Change(dtype, lambda given: given is first)
+        yield _Change(dtype, lambda given: given is first, torch.int64)
+        yield _Change(torch.int64, lambda given: given is last, dtype)
+        yield _Change(dtype, lambda given: first is not None and _own(given) is first._dtype)
+        yield _Change(dtype, lambda given: _own(given) not in (torch.int32, torch.int64))
