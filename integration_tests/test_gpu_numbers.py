@@ -133,3 +133,26 @@ def test_a_mask_made_on_the_cpu() -> None:
         x = torch.randn(n, n, device="cuda")
         for _ in range(4):
             torch.testing.assert_close(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_asked_of_half_types_is_answered_as_eager_does(dtype: torch.dtype) -> None:
+    """Of squares that overflow in float16, vanish in it, and are rounded."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * x
+        near = x + 4096
+        return (
+            y, y.isinf(), y.isfinite().all(), torch.nan_to_num(y, posinf=1.0), y - y,
+            (y * 0).isnan(), y == float("inf"), y > 65504, y > 0, y.sign(), y.bool(),
+            y.isinf().any(), near.argmax(), near.cummax(0).indices, (x * 3).floor(),
+            (x * 7).clamp(-9, 9).int(),
+            torch.where(y.isinf(), torch.zeros_like(x), x), (x * 0.1 + x) == (x * 0.1 + x).amax(),
+            y.sum().isinf(), y.mean().isinf(), torch.cat([y, x]).isinf(), y.topk(2).values,
+        )  # fmt: skip
+
+    x = torch.tensor([300.0, 2.0, -1.14453125, 200.25, 1e-4, -1e-4, 0.1, -0.3, 255.9, 3e-5])
+    for n in (1, 100):
+        inputs = x.repeat(n).cuda().to(dtype)
+        got = dovetail.compile(fn, fullgraph=True)(inputs)
+        torch.testing.assert_close(got, fn(inputs), rtol=0, atol=0, equal_nan=True)

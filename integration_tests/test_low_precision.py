@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -157,3 +158,60 @@ def test_what_a_norm_has_rounded_the_mean_of_is_not_computed_again(dtype: torch.
 
     assert gradient(fn).abs().max() < 1
     torch.testing.assert_close(gradient(dovetail.compile(fn, fullgraph=True)), gradient(fn))
+
+
+@pytest.mark.parametrize("power", [3, 60])
+def test_a_gradient_that_overflows_skips_the_step(power: int) -> None:
+    """GradScaler's found-inf of a whole compiled step, and the scale that it halves."""
+
+    def trained(compiled: Callable[..., Any]) -> tuple[Tensor, float, Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**power)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = net(x).float().square().sum()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return compiled(step)(torch.ones(2, 4)), scaler.get_scale(), net.weight.detach()
+
+    ours, eager = trained(dovetail.compile), trained(lambda fn: fn)
+    assert ours[1] == eager[1] and (ours[1] < 2.0**power) == (power == 60)
+    torch.testing.assert_close((ours[0], ours[2]), (eager[0], eager[2]))
+
+
+def test_the_check_of_scaled_gradients_sees_what_they_are_made_of() -> None:
+    def fn(x: Tensor, inverse: Tensor) -> tuple[Tensor, ...]:
+        gradients, found = [x * x, x + 1], torch.zeros(())
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+        return found, *gradients, (x * x).isfinite().all()
+
+    inputs = torch.tensor([300.0, 2.0, -1.0]).half(), torch.tensor(0.5)
+    got = dovetail.compile(fn, fullgraph=True)(*inputs)
+    torch.testing.assert_close(got, fn(*inputs), rtol=0, atol=0)
+    assert got[0].item() == 1
+
+
+def test_clipping_raises_for_a_norm_that_overflows() -> None:
+    def clip(weight: Tensor, x: Tensor) -> Tensor:
+        weight.grad = (x * x).sum(0)
+        return torch.nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+
+    for size in (1.0, 300.0):
+        x = torch.full((2, 4), size).half()
+        weights = [torch.nn.Parameter(torch.ones(4).half()) for _ in range(2)]
+        if size == 300:
+            for fn in (clip, dovetail.compile(clip)):
+                with pytest.raises(RuntimeError, match="non-finite"):
+                    fn(weights[0], x)
+            continue
+        norms = [fn(w, x) for fn, w in zip((clip, dovetail.compile(clip)), weights, strict=True)]
+        torch.testing.assert_close(*norms)
+        torch.testing.assert_close(weights[0].grad, weights[1].grad)

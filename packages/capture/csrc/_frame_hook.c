@@ -120,8 +120,9 @@ PyInit__frame_hook(void)
     return_code = make_return_code();
     skip_mark = PyUnicode_FromString("<SKIP>");
     off_mark = PyUnicode_FromString("<OFF>");
+    on_miss = PyUnicode_InternFromString("on_miss");
     if (extra_index < 0 || return_code == NULL || skip_mark == NULL
-        || off_mark == NULL || make_state(return_code) == NULL || prove_extras(return_code) < 0
+        || off_mark == NULL || on_miss == NULL || make_state(return_code) == NULL || prove_extras(return_code) < 0
         || PyType_Ready(&EntryType) < 0
         || PyModule_AddType(module, &ContextType) < 0
         || PyModule_AddType(module, &SwitchedType) < 0

@@ -7,8 +7,8 @@ static PyObject *
 context_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"callback", NULL};
-    PyObject *callback;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:Context", names, &callback)) {
+    PyObject *callback = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:Context", names, &callback)) {
         return NULL;
     }
     Context *self = (Context *)type->tp_alloc(type, 0);
@@ -133,10 +133,23 @@ context_codes(Context *self, PyObject *Py_UNUSED(ignored))
     return list;
 }
 
+static PyObject *
+context_discard(Context *self, PyObject *args)
+{
+    PyObject *code, *entry;
+    if (!PyArg_ParseTuple(args, "O!O!:discard", &PyCode_Type, &code, &EntryType, &entry)
+        || discard_entry((PyCodeObject *)code, self, entry) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef context_methods[] = {
     {"entries", (PyCFunction)context_entries, METH_O, "entries(code): this context's entries."},
     {"add", (PyCFunction)context_add, METH_VARARGS,
      "add(code, guard, new_code): a new entry, there for every thread at once."},
+    {"discard", (PyCFunction)context_discard, METH_VARARGS,
+     "discard(code, entry): forget an entry, if it is one of the code's."},
     {"close", (PyCFunction)context_close, METH_O,
      "close(code): from now on a miss of this code runs plainly; its entries stay."},
     {"is_closed", (PyCFunction)context_is_closed, METH_O, "is_closed(code)"},
@@ -147,9 +160,10 @@ static PyMethodDef context_methods[] = {
 
 static PyTypeObject ContextType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dovetail_capture._frame_hook.Context",
-    .tp_doc = "Context(callback): entries per code object, and who is asked on a miss.",
+    .tp_doc = "Context(callback): entries per code object, and who is asked on a miss. Without a\n"
+              "callback it is the method `on_miss` of a subclass.",
     .tp_basicsize = sizeof(Context),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .tp_new = context_new,
     .tp_traverse = (traverseproc)context_traverse,
     .tp_clear = (inquiry)context_clear,

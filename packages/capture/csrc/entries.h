@@ -84,6 +84,7 @@ new_entry(PyCodeObject *code, PyObject *guard, PyObject *new_code)
     entry->native = native;
     entry->code = (PyCodeObject *)Py_NewRef(new_code);
     entry->positional = NULL;
+    entry->weakrefs = NULL;
     PyObject_GC_Track(entry);
     return (PyObject *)entry;
 }
@@ -113,6 +114,41 @@ add_entry(PyCodeObject *code, Context *context, PyObject *guard, PyObject *new_c
     return NULL;
 }
 
+/* Takes an entry out of those of the code in this context. */
+static int
+discard_entry(PyCodeObject *code, Context *context, PyObject *entry)
+{
+    for (;;) {
+        CodeState *state = get_state(code);
+        Node *node = state == NULL ? NULL : get_node(state, context);
+        Py_ssize_t count = node == NULL ? 0 : PyTuple_GET_SIZE(node->entries);
+        Py_ssize_t place = 0;
+        while (place < count && PyTuple_GET_ITEM(node->entries, place) != entry) {
+            place++;
+        }
+        if (place == count) {
+            return 0;
+        }
+        PyObject *entries = PyTuple_New(count - 1); /* may collect garbage, which runs any code */
+        if (entries == NULL) {
+            return -1;
+        }
+        state = get_state(code);
+        node = state == NULL ? NULL : get_node(state, context);
+        if (node == NULL || PyTuple_GET_SIZE(node->entries) != count
+            || PyTuple_GET_ITEM(node->entries, place) != entry) {
+            Py_DECREF(entries);
+            continue;
+        }
+        for (Py_ssize_t i = 0; i < count - 1; i++) {
+            PyObject *kept = PyTuple_GET_ITEM(node->entries, i < place ? i : i + 1);
+            PyTuple_SET_ITEM(entries, i, Py_NewRef(kept));
+        }
+        Py_SETREF(node->entries, entries);
+        return 0;
+    }
+}
+
 static int
 entry_traverse(Entry *self, visitproc visit, void *arg)
 {
@@ -135,6 +171,9 @@ static void
 entry_dealloc(Entry *self)
 {
     PyObject_GC_UnTrack(self);
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs((PyObject *)self);
+    }
     Py_XDECREF(self->guard);
     Py_XDECREF(self->code);
     Py_XDECREF(self->positional);
@@ -193,4 +232,5 @@ static PyTypeObject EntryType = {
     .tp_clear = (inquiry)entry_clear,
     .tp_dealloc = (destructor)entry_dealloc,
     .tp_members = entry_members,
+    .tp_weaklistoffset = offsetof(Entry, weakrefs),
 };

@@ -131,8 +131,10 @@ miss(Context *context, PyCodeObject *code, PyObject *func, PyObject *const *args
     if (tuple == NULL) {
         return NULL;
     }
-    PyObject *triple[3] = {(PyObject *)code, func, tuple};
-    PyObject *answer = PyObject_Vectorcall(context->callback, triple, 3, NULL);
+    PyObject *all[4] = {(PyObject *)context, (PyObject *)code, func, tuple};
+    PyObject *answer = context->callback == Py_None
+                           ? PyObject_VectorcallMethod(on_miss, all, 4, NULL)
+                           : PyObject_Vectorcall(context->callback, all + 1, 3, NULL);
     Py_DECREF(tuple);
     if (answer == NULL || answer == Py_None) {
         Py_XDECREF(answer);

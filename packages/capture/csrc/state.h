@@ -16,6 +16,7 @@ typedef struct {
     DovetailGuard *native;    /* borrowed from the capsule, or NULL */
     PyCodeObject *code;       /* the replacement */
     PyObject *positional;     /* the replacement with positional parameters only, made on demand */
+    PyObject *weakrefs;
 } Entry;
 
 struct Node;
@@ -72,6 +73,7 @@ static _PyFrameEvalFunction previous_eval;
 static Py_ssize_t extra_index = -1;
 static PyCodeObject *return_code; /* one RETURN_VALUE */
 static PyObject *skip_mark, *off_mark;
+static PyObject *on_miss; /* the name of a method */
 
 static PyObject *hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag);
 

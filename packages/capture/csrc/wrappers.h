@@ -27,7 +27,7 @@ switched_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO:Switched", names, &function, &context)) {
         return NULL;
     }
-    if (context != Py_None && !Py_IS_TYPE(context, &ContextType)) {
+    if (context != Py_None && !PyObject_TypeCheck(context, &ContextType)) {
         PyErr_SetString(PyExc_TypeError, "Switched needs a Context, or None for capture off");
         return NULL;
     }

@@ -40,7 +40,15 @@ struct Manner {
   static constexpr int kMostStrikes = 64;  // then its objects are new at each call
 };
 
+// Tells a guard that one of the objects which it compares by identity is dead. The callback of weak
+// references to them: it runs before another object can be where they were.
+struct Expiry {
+  PyObject_HEAD
+  bool expired;
+};
+
 struct Guard {
+  Ref expiry;
   std::vector<StateCheck> states;
   std::deque<TensorSpec> specs;
   std::vector<std::unique_ptr<Node>> nodes;
@@ -50,6 +58,10 @@ struct Guard {
   int slot_count = 0;
   Trace trace;
   std::vector<size_t> open;  // the relations that the trace does not decide
+
+  bool is_expired() const {
+    return expiry.get() && reinterpret_cast<Expiry*>(expiry.get())->expired;
+  }
 };
 
 // What a check has left to do after its pure part, which nothing can interrupt.
@@ -296,6 +308,7 @@ inline Outcome check_all(Guard& guard, PyObject* const* args, PyFunctionObject* 
 inline int check_guard(Guard& guard, PyObject* const* args, PyObject* func) {
   constexpr int kInline = 8;
   auto* function = reinterpret_cast<PyFunctionObject*>(func);
+  if (guard.is_expired()) return 0;
   if (guard.slot_count == 0) return check_all(guard, args, function, nullptr);
   if (guard.slot_count <= kInline) {
     Ref slots[kInline];

@@ -137,6 +137,44 @@ void add_node(Guard& guard, PyObject* row) {
   guard.nodes.push_back(std::move(node));
 }
 
+// --- the callback of weak references ---------------------------------------------------------
+
+PyTypeObject* expiry_type = nullptr;
+
+PyObject* expiry_call(PyObject* object, PyObject*, PyObject*) {
+  reinterpret_cast<Expiry*>(object)->expired = true;
+  Py_RETURN_NONE;
+}
+
+void expiry_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+PyType_Slot expiry_slots[] = {
+    {Py_tp_doc, const_cast<char*>("Called when an object dies that a guard wants.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(expiry_dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(expiry_call)},
+    {0, nullptr}};
+
+PyType_Spec expiry_spec = {
+    "dovetail_guards._native.Expiry", sizeof(Expiry), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, expiry_slots};
+
+// An object by its identity; `weakly` if the guard is not to keep it alive.
+void add_identity(Guard& guard, Check& check, bool weakly) {
+  check.identity = check.object.get();
+  if (!weakly) return;
+  if (!guard.expiry.get()) {
+    guard.expiry = Ref::steal(expiry_type->tp_alloc(expiry_type, 0));
+    if (!guard.expiry.get()) throw PythonError();
+  }
+  Ref reference = Ref::steal(PyWeakref_NewRef(check.identity, guard.expiry.get()));
+  if (!reference.get()) throw PythonError();
+  check.object = std::move(reference);
+}
+
 // (node, kind, object, number)
 void add_check(Guard& guard, PyObject* row) {
   Node& node = *guard.nodes.at(static_cast<size_t>(number(item(row, 0))));
@@ -160,6 +198,10 @@ void add_check(Guard& guard, PyObject* row) {
       node.checks.push_back(std::move(check));
       break;
     }
+    case CheckKind::IdIs:
+      add_identity(guard, check, check.number != 0);
+      node.checks.push_back(std::move(check));
+      break;
     case CheckKind::TensorIs:
       check.tensor = shared_spec(guard, tensor_spec(check.object.get()));
       node.checks.push_back(std::move(check));
@@ -200,7 +242,7 @@ int slot_of(Guard& guard, int64_t index) {
 }
 
 // The form of the tables that a guard is made of: another number wherever it changes.
-constexpr int kTables = 3;
+constexpr int kTables = 4;
 
 // (kind, ((node, dim or None) ...), ((op, argument) ...) or a function, stack depth)
 void add_relation(Guard& guard, PyObject* row) {
@@ -401,10 +443,16 @@ PyObject* guard_is_traced(PyObject* object, void*) {
   return PyBool_FromLong(reinterpret_cast<NativeGuard*>(object)->guard->trace.made);
 }
 
+PyObject* guard_is_expired(PyObject* object, void*) {
+  return PyBool_FromLong(reinterpret_cast<NativeGuard*>(object)->guard->is_expired());
+}
+
 PyGetSetDef guard_getset[] = {
     {"patience", guard_patience, guard_set_patience,
      "how many checks in a row must find everything as it was before they are remembered flat",
      nullptr},
+    {"is_expired", guard_is_expired, nullptr,
+     "has an object died that it compares by identity? It never holds again", nullptr},
     {"is_traced", guard_is_traced, nullptr, "is what the checks found remembered flat?", nullptr},
     {"capsule", guard_capsule, nullptr, "the check for C callers, named dovetail.guard.v1", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -528,8 +576,9 @@ PyMODINIT_FUNC PyInit__native() {
   using namespace dovetail;
   PyObject* module = PyModule_Create(&module_def);
   if (!module) return nullptr;
+  expiry_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&expiry_spec));
   PyObject* type = PyType_FromSpec(&guard_spec);
-  if (!type || PyModule_AddObjectRef(module, "NativeGuard", type) < 0 ||
+  if (!expiry_type || !type || PyModule_AddObjectRef(module, "NativeGuard", type) < 0 ||
       PyModule_AddStringConstant(module, "TORCH_VERSION", DOVETAIL_TORCH_VERSION) < 0 ||
       PyModule_AddIntConstant(module, "TABLES", kTables) < 0 ||
       PyModule_AddIntConstant(module, "STATE_COUNT", static_cast<int>(State::Count)) < 0 ||

@@ -55,8 +55,9 @@ enum class CheckKind : int {
 
 struct Check {
   CheckKind kind;
-  Ref object;      // type, identity, constant, keys, key or name
+  Ref object;      // type, identity or a weak reference to it, constant, keys, key or name
   int64_t number;  // length; or presence
+  PyObject* identity = nullptr;  // IdIs: the object; a guard expires when it dies
   unsigned version = 0;  // ClassAttrs: the class's version tag when they were last compared
   const TensorSpec* tensor = nullptr;  // TensorIs: the guard's, which tensors of one kind share
 };
@@ -270,7 +271,7 @@ inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
     case CheckKind::TypeIs:
       return reinterpret_cast<PyObject*>(Py_TYPE(value)) == check.object.get() ? Pass : Fail;
     case CheckKind::IdIs:
-      return value == check.object.get() ? Pass : Fail;
+      return value == check.identity ? Pass : Fail;
     case CheckKind::ConstantIs:
       return constants_equal(value, check.object.get(), mode);
     case CheckKind::TensorIs:

@@ -325,19 +325,51 @@ def test_constant_memory_and_references_over_a_million_calls() -> None:
 
 def test_a_guard_lets_go_of_what_it_holds() -> None:
     class Thing:
-        pass
+        guard: object
 
-    thing = Thing()
-    watch = weakref.ref(thing)
-    native = GuardSet([c.IdIs(X, thing)]).compile(f.__code__)
+    watch = weakref.ref(Thing)
+    native = GuardSet([c.IdIs(X, Thing)]).compile(f.__code__)
     capsule = native.capsule
-    thing.guard = native  # a cycle through the guard, which the collector must see
-    del thing, native
+    Thing.guard = native  # a cycle through the guard, which the collector must see
+    del Thing, native
     gc.collect()
     assert watch() is not None
     del capsule
     gc.collect()
     assert watch() is None
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_guard_expires_with_the_object_that_it_wants(traced: bool) -> None:
+    """Whatever comes to lie at its address."""
+
+    class Thing:
+        number = 1
+
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.thing = Thing()  # type: ignore[attr-defined]
+    clause = c.IdIs(s.InstanceAttrSource(X, "thing"), holder.thing)  # type: ignore[attr-defined]
+    guards = GuardSet([clause])
+    native = guards.compile(f.__code__)
+    for _ in range(10 * traced):
+        assert native(raw(holder), f)
+    assert native.is_traced == traced and not native.is_expired
+    watch, address = weakref.ref(holder.thing), id(holder.thing)  # type: ignore[attr-defined]
+    del holder.thing  # type: ignore[attr-defined]
+    assert watch() is None and native.is_expired
+    assert clause.obj is c.DEAD and "gone" in guards.as_text()
+    others = []
+    while not others or id(others[-1]) != address:
+        others.append(Thing())
+        assert len(others) < 10_000
+    holder.thing = others.pop()  # type: ignore[attr-defined]
+    assert id(holder.thing) == address  # type: ignore[attr-defined]
+    assert not native(raw(holder), f) and not guards.check_slow(FrameView(raw(holder), f))
+    failure = guards.explain_failure(FrameView(raw(holder), f))
+    assert failure is not None and "another object" in str(failure)
 
 
 def test_many_guards_come_and_go() -> None:

@@ -144,7 +144,7 @@ UNLIKE_EAGER: dict[str, tuple[Fn, dict[int, int]]] = {
     ),
     "other places": (lambda x, y, i, s: (x.scatter(0, i, s), y.scatter(0, i + 1, s)), {0: 0, 1: 1}),
     "what is not read from it fails, too": (
-        lambda x, y, i, s: (x.scatter(0, i, s), torch.index_select(y, 0, i).cumsum(0)),
+        lambda x, y, i, s: (x.scatter(0, i, s), torch.index_select(y, 0, i + 1).cumsum(0)),
         {0: 0},
     ),
 }

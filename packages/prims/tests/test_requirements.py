@@ -50,9 +50,63 @@ REFUSED = {
     ),
     "layer_norm, weight": lambda f: F.layer_norm(f(ones(3, 4)), (4,), f(ones(1))),
     "layer_norm, bias": lambda f: F.layer_norm(f(ones(3, 4)), (4,), None, f(ones(1))),
+    "index, no common shape": lambda f: f(ones(3, 2))[f(index(2)), f(index(3))],
+    "index_fill, a matrix": lambda f: f(ones(3, 2)).index_fill(0, f(index(1, 1)), 1.0),
+    "index_fill, no such dimension": lambda f: f(ones(3, 2)).index_fill(2, f(index(1)), 1.0),
+    "index_fill, a vector of values": lambda f: f(ones(3, 2)).index_fill(
+        0, f(index(1)), f(ones(1))
+    ),
+    "fill_": lambda f: f(ones(3)).fill_(f(ones(3))),
+    "put": lambda f: f(ones(3, 2)).put(f(index(2)), f(ones(3))),
+    "masked_scatter_": lambda f: f(ones(2, 3)).masked_scatter_(f(ones(4, 3) > 0), f(ones(12))),
+    "rms_norm": lambda f: torch.ops.aten._fused_rms_norm(f(ones(3, 4)), (4,), f(ones(3)), 1e-5),
+    "convolution, bias": lambda f: F.conv2d(f(ones(2, 3, 4, 4)), f(ones(5, 3, 2, 2)), f(ones(4))),
+    "transposed convolution, bias": lambda f: F.conv_transpose2d(
+        f(ones(2, 3, 4, 4)), f(ones(3, 5, 2, 2)), f(ones(1))
+    ),
+    "nll_loss of images": lambda f: F.nll_loss(f(ones(3, 4, 5, 5)), f(index(3, 5, 4))),
+    "multi_margin_loss, weight": lambda f: F.multi_margin_loss(
+        f(ones(3, 4)), f(index(3)), weight=f(ones(5))
+    ),
+    "multi_margin_loss, target": lambda f: F.multi_margin_loss(f(ones(3, 4)), f(index(2))),
+    "multilabel_margin_loss": lambda f: F.multilabel_margin_loss(f(ones(3, 4)), f(index(3, 5))),
+    "max_unpool2d": lambda f: F.max_unpool2d(f(ones(1, 1, 2, 2)), f(index(1, 1, 2, 3)), 2),
+    "max_unpool2d, rank": lambda f: F.max_unpool2d(f(ones(2, 2)), f(index(2, 2)), 2),
+    "max_unpool3d": lambda f: F.max_unpool3d(f(ones(1, 1, 2, 2, 2)), f(index(1, 1, 2, 2, 1)), 2),
+    "grid_sample, places": lambda f: F.grid_sample(
+        f(ones(2, 1, 3, 3)), f(ones(2, 4, 4, 3)), align_corners=False
+    ),
+    "grid_sample, batch": lambda f: F.grid_sample(
+        f(ones(2, 1, 3, 3, 3)), f(ones(3, 4, 4, 4, 3)), align_corners=False
+    ),
+    "interpolate": lambda f: torch.ops.aten._upsample_bilinear2d_aa(
+        f(ones(2, 3, 3)), (2, 2), False
+    ),
+    "histogram, weight": lambda f: torch.histogram(f(ones(3)), 4, weight=f(ones(4))),
+    "bucketize": lambda f: torch.bucketize(f(ones(2, 3)), f(ones(3, 3))),
+    "segment_reduce": lambda f: torch.segment_reduce(f(ones(5)), "sum", lengths=f(index(2, 1))),
+    "trace": lambda f: torch.trace(f(ones(2, 3, 3))),
+    "cross, length": lambda f: torch.linalg.cross(f(ones(2, 4)), f(ones(2, 4))),
+    "cross, rank": lambda f: torch.linalg.cross(f(ones(2, 3)), f(ones(3))),
+    "lstsq": lambda f: torch.linalg.lstsq(f(ones(3, 2)), f(ones(2, 2))),
+    "addr": lambda f: torch.addr(f(ones(3, 2)), f(ones(2)), f(ones(3))),
+    "addmv": lambda f: torch.addmv(f(ones(4)), f(ones(2, 3)), f(ones(3))),
+    "addbmm": lambda f: torch.addbmm(f(ones(3, 5)), f(ones(2, 3, 4)), f(ones(2, 5, 5))),
+    "softmax backward": lambda f: torch.ops.aten._softmax_backward_data(
+        f(ones(3, 1)), f(ones(3, 4)), 1, torch.float32
+    ),
+    "reflection_pad1d": lambda f: F.pad(f(ones(1, 1, 3)), (3, 1), mode="reflect"),
 }
 
-WORDED_OTHERWISE = {"index_reduce, a matrix of indices"}
+WORDED_OTHERWISE = {
+    "index_reduce, a matrix of indices", "reflection_pad1d", "index_fill, a matrix",
+    "masked_scatter_", "rms_norm",
+    "index_fill, a vector of values", "convolution, bias", "transposed convolution, bias",
+    "histogram, weight", "segment_reduce", "cross, length", "cross, rank", "lstsq", "addr", "addmv",
+    "addbmm", "grid_sample, places", "grid_sample, batch", "interpolate", "max_unpool2d",
+    "max_unpool3d", "multi_margin_loss, weight", "multi_margin_loss, target", "put",
+    "multilabel_margin_loss", "index_fill, no such dimension",
+}  # fmt: skip
 
 
 def raised(call, made):

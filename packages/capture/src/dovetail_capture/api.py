@@ -147,8 +147,10 @@ def optimize(
     )
     if isinstance(target, torch.nn.Module):
         # The call goes through the module's own __call__: its hooks run as ever.
-        return OptimizedModule(target, Switched(target, context.hook), context)
-    switched = Switched(target, context.hook)
+        call = Switched(target, context)
+        call.__dict__["capture_context"] = context
+        return OptimizedModule(target, call, context)
+    switched = Switched(target, context)
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context
     return switched
@@ -166,7 +168,7 @@ def _optimize_calls(cls: Any, backend: Backend, **settings: Any) -> Any:
         call = call.function
     framed = cls.forward if issubclass(cls, torch.nn.Module) else call
     context = make_context(framed, backend, **settings)
-    switched = Switched(call, context.hook)
+    switched = Switched(call, context)
     _look_like(switched, call)
     switched.__dict__["capture_context"] = context
     cls.__call__, cls.capture_context = switched, context
@@ -294,7 +296,7 @@ def explain(
         log = CompileLog(keep_frames=True)
         framed = as_torch_has_it(target)
         context = make_context(framed, backend, dynamic=dynamic, log=log)
-        result = Switched(framed, context.hook)(*args, **kwargs)
+        result = Switched(framed, context)(*args, **kwargs)
         frames: list[FrameRecord] = log.frames
         return Explanation(
             result,

@@ -24,6 +24,7 @@ class CodeFacts:
     plain_floats: bool = False  # its floats are not to be symbolic
     refused: dict[int, str] = field(default_factory=dict)  # operations the backend cannot compile
     told: set[str] = field(default_factory=set)  # why some calls run uncaptured, as the log says
+    watched: list[weakref.ref[Any]] = field(default_factory=list)  # objects its versions are for
     eager_sizes: dict[tuple[str, int], int] | None = None  # of a first call that ran uncompiled
 
 

@@ -10,14 +10,15 @@ import linecache
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, Self
 
 import torch
-from dovetail_guards.clauses import ShapeRelation
+from dovetail_guards.clauses import IdIs, ShapeRelation
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
@@ -94,8 +95,15 @@ def native_guard(guards: GuardSet, code: CodeType) -> Any:
     return guards.compile(code).capsule
 
 
-class CaptureContext:
-    """Captures frames for one backend. `hook` is what `Switched` wrappers switch on."""
+class CaptureContext(_frame_hook.Context):
+    """Captures frames for one backend; what `Switched` wrappers switch on.
+
+    Nothing in it refers back to it, nor does it keep alive what guards only compare by identity:
+    with the last wrapper, or a module that it was compiled for, goes all that was compiled."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """(The hook's context takes the callback alone: here it is a method.)"""
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -123,7 +131,11 @@ class CaptureContext:
         self._lock = threading.RLock()
         self._facts = FactsByCode()
         self._static_graphs = ""  # why the backend gets no symbols, if it does not
-        self.hook = _frame_hook.Context(self._on_miss)
+
+    @property
+    def hook(self) -> _frame_hook.Context:
+        """The entries of compiled frames, as the hook finds them."""
+        return self
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -138,7 +150,7 @@ class CaptureContext:
     def reset(self) -> None:
         """Forget all compiled frames; they are captured afresh at their next call."""
         with self._lock:
-            self.hook.reset()
+            super().reset()
             self._facts.clear()
             self._static_graphs = ""
             self._continuations = ContinuationCache()
@@ -173,7 +185,7 @@ class CaptureContext:
 
     # --- a miss ----------------------------------------------------------------------------------
 
-    def _on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
+    def on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         try:
             return self._answer(code, func, args)
         except BaseException as error:
@@ -318,7 +330,8 @@ class CaptureContext:
                 unwinding = self._continuations.unwinding(code) if has_graph else None
                 leave = None
                 if frame.way.leaves:
-                    leave = _frame_hook.Switched(partial(self._leave, code, frame.way), None)
+                    leaving = partial(_leave, weakref.ref(self), code, frame.way)
+                    leave = _frame_hook.Switched(leaving, None)
                 replacement = build_replacement(frame, compiled, resumption, unwinding, leave)
             except Exception as error:
                 raise InternalError(
@@ -350,7 +363,23 @@ class CaptureContext:
             self.log.checks += frame.checks.places
         if self.log.keep_frames:
             self.log.frames.append(FrameRecord(frame, text))
-        return self.hook.add(code, guard, new_code)
+        entry = self.hook.add(code, guard, new_code)
+        self._discard_with_objects(code, guards, entry)
+        return entry
+
+    def _discard_with_objects(
+        self, code: CodeType, guards: GuardSet, entry: _frame_hook.Entry
+    ) -> None:
+        """Forget an entry when an object dies that its guards want."""
+        context, of_code, its = weakref.ref(self), weakref.ref(code), weakref.ref(entry)
+
+        def forget(_: Any) -> None:
+            alive, known, found = context(), of_code(), its()
+            if alive is not None and known is not None and found is not None:
+                alive.discard(known, found)
+
+        objects = [c.obj for c in guards.clauses if isinstance(c, IdIs) and c.is_weak]
+        self._facts.of(code).watched += [weakref.ref(obj, forget) for obj in objects]
 
     def keeps_code(self, frame: CapturedFrame) -> bool:
         """Does an unbroken frame go on with the user's code? Where there is nothing to compile,
@@ -477,3 +506,16 @@ class CaptureContext:
         if not self._continuations.is_continuation(code) and facts.has_graph:
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
+
+
+def _leave(
+    context: weakref.ref[CaptureContext],
+    code: CodeType,
+    way: Way,
+    error: BaseException,
+    *frame: Any,
+) -> None:
+    """`CaptureContext._leave`, for code that its context owns."""
+    alive = context()
+    if alive is not None:
+        alive._leave(code, way, error, *frame)

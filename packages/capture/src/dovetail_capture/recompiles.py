@@ -51,7 +51,7 @@ def same_case(
 
 def _is_other_module(failure: GuardFailure | None) -> bool:
     clause = None if failure is None else failure.clause
-    return isinstance(clause, IdIs) and isinstance(clause.obj, torch.nn.Module)
+    return isinstance(clause, IdIs) and issubclass(clause.kind, torch.nn.Module)
 
 
 def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None) -> frozenset[str]:
@@ -61,11 +61,11 @@ def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None)
     recorded with their weights where they lie."""
     found: dict[Source, Any] = {}
     for clause in guards.clauses:
-        if isinstance(clause, IdIs) and isinstance(clause.obj, _REPLACED):
+        if isinstance(clause, IdIs) and issubclass(clause.kind, _REPLACED):
             seen = evaluate(clause.source, view)
-            if seen is clause.obj or type(seen) is not type(clause.obj):
+            if seen is clause.obj or type(seen) is not clause.kind:
                 continue
-            if _code_of(seen) is _code_of(clause.obj):
+            if _code_of(seen) is clause.code:
                 found[clause.source] = seen
     outermost = [source for source in found if found.keys().isdisjoint(_bases(source))]
     return frozenset(str(source) for source in outermost if not _is_layer(found[source], method))

@@ -7,7 +7,10 @@ evaluator reads the very same data and is the oracle and the explainer of the fa
 from __future__ import annotations
 
 import abc
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -29,16 +32,61 @@ class TypeIs(Clause):
     type_: type
 
 
-@dataclass(frozen=True)
+class _Dead:
+    def __repr__(self) -> str:
+        return "an object that is gone"
+
+
+DEAD = _Dead()
+"""Stands for an object that has died."""
+
+
+def _reference(obj: Any) -> tuple[Callable[[], Any], bool]:
+    """What gives an object, and whether it does so without keeping it alive."""
+    # (What has no `__dict__` may stand for an object of C++, and be made anew when asked for.)
+    own = type(obj).__dictoffset__ != 0 or isinstance(obj, torch.Tensor)
+    if own and not isinstance(obj, (type, ModuleType)):
+        try:
+            weak = weakref.ref(obj)
+        except TypeError:
+            pass
+        else:
+            return (lambda: DEAD if (found := weak()) is None else found), True
+    return (lambda: obj), False
+
+
+@dataclass(frozen=True, init=False)
 class IdIs(Clause):
-    """`source is obj`. Use it for modules, functions, classes and other long-lived objects."""
+    """`source is obj`. Use it for modules, functions, classes and other long-lived objects.
+
+    Tensors and what has a `__dict__`, but classes and Python's modules, are referred to weakly: a
+    guard keeps no model alive. Where such an object has died, the clause never holds again."""
 
     source: Source
-    obj: Any = field(hash=False, compare=False)
-    key: int = field(init=False)
+    kind: type
+    code: CodeType | None
+    """What else is remembered of the object: its type, and the code of a function."""
+    key: int
+    _referred: Callable[[], Any] = field(hash=False, compare=False, repr=False)
+    is_weak: bool = field(compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", id(self.obj))
+    def __init__(self, source: Source, obj: Any) -> None:
+        referred, is_weak = _reference(obj)
+        code = obj.__code__ if isinstance(obj, FunctionType) else None
+        for name, value in (
+            ("source", source),
+            ("kind", type(obj)),
+            ("code", code),
+            ("key", id(obj)),
+            ("_referred", referred),
+            ("is_weak", is_weak),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def obj(self) -> Any:
+        """The object; `DEAD` if it has died."""
+        return self._referred()
 
 
 @dataclass(frozen=True)

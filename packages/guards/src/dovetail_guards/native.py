@@ -27,13 +27,16 @@ accumulator_has_hooks: Callable[[torch.Tensor], bool] = _native.accumulator_has_
 
 
 class NativeGuard(Protocol):
-    """A compiled guard. It keeps alive what its clauses name."""
+    """A compiled guard. It keeps alive what its clauses name, but the objects that `IdIs` refers
+    to weakly: once such a one has died, the guard never holds again."""
 
     capsule: object
     """A `PyCapsule` named "dovetail.guard.v1" for C callers; it keeps the guard alive."""
 
     patience: int
     """How many checks in a row must find everything as it was before it is remembered flat."""
+    is_expired: bool
+    """Has an object died that it compares by identity?"""
     is_traced: bool
     """Is what the checks found remembered flat?"""
 
@@ -153,7 +156,7 @@ class _Builder:
             case c.TypeIs():
                 self._check(clause.source, _TYPE_IS, clause.type_)
             case c.IdIs():
-                self._check(clause.source, _ID_IS, clause.obj)
+                self._check(clause.source, _ID_IS, clause.obj, int(clause.is_weak))
             case c.ConstantIs():
                 self._check(clause.source, _CONSTANT_IS, clause.value)
             case c.LengthIs():

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-TABLES = 3
+TABLES = 4
 """The form of the tables that `native` gives to the extension (`kTables` in csrc/module.cpp)."""
 
 

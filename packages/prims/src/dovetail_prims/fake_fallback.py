@@ -8,6 +8,7 @@ symbolic sizes: then the op's decomposition tells, if it has one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from dovetail_prims.custom_fakes import registered_fake, run_registered
 from dovetail_prims.data_sizes import data_symbols_are_made
@@ -184,6 +186,7 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             # (Of symbolic numbers PyTorch's kernels in Python ask what its own know.)
             if written or not (twins.symbolic() or _symbolic(args)):
                 raise
+            _refuse_as_meta_kernel(func, args, kwargs)
             result = NotImplemented
     if result is NotImplemented:
         return _taken_apart(func, args, kwargs)
@@ -191,6 +194,31 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if written:
         _update_written(func, args, kwargs, written, twins)
     return wrapped
+
+
+def _refuse_as_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise what the meta kernel raises of arguments with the sizes of this call, if it does: then
+    it is them that it refuses, not symbols. (Sizes that only the data tells have none.)"""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    found = [_at_this_call(value) for value in leaves]
+    if not any(
+        value is None and leaf is not None for value, leaf in zip(found, leaves, strict=True)
+    ):
+        args, kwargs = pytree.tree_unflatten(found, spec)
+        args, kwargs = _on_meta_device(func, args, kwargs)
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            func(*args, **kwargs)
+
+
+def _at_this_call(value: Any) -> Any:
+    """A meta tensor for a fake, a number for a symbolic one; None where only the data tells it."""
+    if type(value) is FakeTensor:
+        sizes, strides = map(_at_this_call, value._sizes), map(_at_this_call, value._strides)
+        layout = (tuple(sizes), tuple(strides))
+        if any(n is None for numbers in layout for n in numbers):
+            return None
+        return torch.empty_strided(*layout, dtype=value._dtype, device=_META)
+    return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
 def _symbolic(numbers: Sequence[Any]) -> bool:

@@ -475,6 +475,7 @@ class _Attempt:
         shapes.env.make_input = None
         shapes.env.keep_undecided = False  # what the backend decides is guarded
         self._guard_code_read()
+        self.session.sealed = True
         return CapturedFrame(
             self.code,
             module,

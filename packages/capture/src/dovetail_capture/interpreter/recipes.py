@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import DataDependentError
-from dovetail_guards.source import ObjectSource, Source
+from dovetail_guards.source import AttrSource, InstanceAttrSource, ObjectSource, Source
 from dovetail_prims.wrappers import is_wrapper_type
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -59,6 +59,10 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
 
+_PLAIN_READS: tuple[Any, ...] = tuple(
+    cls.__getattribute__ for cls in (object, type, types.ModuleType)
+)
+
 
 class Rebuilder:
     """Writes recipes. `outputs` are the graph nodes that the recipes use, in output order;
@@ -74,6 +78,7 @@ class Rebuilder:
         self._positions: dict[Node, int] = {}
         self.at_places: list[tuple[r.Recipe, IteratorValue]] = []
         self._called: dict[int, r.Recipe] = {}
+        self._holders: dict[int, Value] = {}  # what existed before, by the ids of sources
         self._calls = False  # is the recipe of a call for its effect being made?
 
     # --- values --------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ class Rebuilder:
         if isinstance(item, LateText):
             parts = self.recipes(item.parts)
             return r.CallFunction(r.Const(item.template.format), parts)
-        if isinstance(item, Constant):
+        if isinstance(item, Constant) and not self._is_fetched(item):
             self.check_lasts(item.value)
             return r.Const(item.value)
         source = item.source
@@ -177,6 +182,23 @@ class Rebuilder:
             self._check_source(source)
             return r.Const(source.obj) if isinstance(source, ObjectSource) else r.Fetch(source)
         return self._make_anew(item)
+
+    def _is_fetched(self, item: Constant) -> bool:
+        """Is it a constant that nothing has looked at and that can be had without running code of
+        the program's (a `__getattribute__`)?"""
+        if item.unread is None:
+            return False
+        source: Any = item.source
+        while (base := getattr(source, "base", None)) is not None:
+            if isinstance(source, (AttrSource, InstanceAttrSource)):
+                if not self._holders:
+                    known = self.vm.session.known.values()
+                    self._holders = {id(value.source): value for value in known}
+                holder = self._holders.get(id(base))
+                if holder is None or holder.python_type().__getattribute__ not in _PLAIN_READS:
+                    return False
+            source = base
+        return True
 
     def _make_anew(self, item: Value) -> r.Recipe:
         if isinstance(item, ArrayValue):

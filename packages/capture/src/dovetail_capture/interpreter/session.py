@@ -114,6 +114,9 @@ class Session:
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []
         self._guarded: set[Any] = set()
+        self.sealed = False  # have the guards been made?
+        self._constants: dict[int, Constant] = {}  # by the ids of their sources
+        self._types: dict[int, int] = {}  # by source: where in `clauses` the type is guarded
         # What makes the values of the objects of a class, of those met (`wrap`)
         self.wrappers: dict[type, Callable[[Session, Any, Source], Value]] = {}
         self.cached_calls: dict[Any, Kept] = {}  # of what `functools.cache` wraps
@@ -205,6 +208,28 @@ class Session:
         except TypeError:  # an unhashable expected value
             pass
         self.clauses.append(kind(source, *args))
+
+    def constant(self, real: Any, source: Source) -> Constant:
+        """The value of a pre-existing object that is known by its value: its type is guarded now,
+        and its value once something asks for it."""
+        if type(source) is ObjectSource:
+            return Constant(real, source)
+        if self.exports or real is None or not self.can_relate(source, source):
+            self.guard(c.ConstantIs, source, real)
+            return Constant(real, source)
+        found = self._constants.get(id(source))
+        if found is None:
+            found = Constant.guarded_when_read(real, source, self._guard_value)
+            self._constants[id(source)] = found
+            self._types[id(source)] = len(self.clauses)
+            self.clauses.append(c.TypeIs(source, type(real)))
+        return found
+
+    def _guard_value(self, real: Any, source: Source) -> None:
+        """Guard the value in place of the type, which it tells, too."""
+        if self.sealed:
+            raise RuntimeError(f"{source} is asked for when the guards are made")
+        self.clauses[self._types[id(source)]] = c.ConstantIs(source, real)
 
     def pin(self, source: Source, obj: Any) -> None:
         """Guard that `source` gives this very object."""
@@ -409,9 +434,7 @@ class Session:
         symbolic."""
         size = self.shapes.number(real, source)
         if isinstance(size, (int, float)):
-            if type(source) is not ObjectSource:
-                self.guard(c.ConstantIs, source, real)
-            return Constant(real, source)
+            return self.constant(real, source)
         known = self.numbers.get(source)
         if known is None:
             self.guard(c.TypeIs, source, type(real))

@@ -119,9 +119,7 @@ def _tensor(session: Session, real: torch.Tensor, source: Source) -> Value:
 
 
 def _equality(session: Session, real: Any, source: Source) -> Value:
-    if type(source) is not ObjectSource:
-        session.guard(c.ConstantIs, source, real)
-    return Constant(real, source)
+    return session.constant(real, source)
 
 
 def _identity(session: Session, real: Any, source: Source) -> Value:

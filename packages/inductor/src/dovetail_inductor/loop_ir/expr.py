@@ -14,10 +14,11 @@ from typing import Literal, NamedTuple
 import torch
 
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var, variable
-from dovetail_inductor.loop_ir.ops import SCALAR_OPS
+from dovetail_inductor.loop_ir.ops import ROUNDING, SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import Dim, UnknownOrder, is_symbolic
 
 Scalar = bool | int | float
+_ROUNDINGS = frozenset(ROUNDING.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,6 +210,8 @@ class Builder:
                 return args[1] if first.value else args[2]
             if args[1] is args[2]:
                 return args[1]
+        elif op in _ROUNDINGS and isinstance(first, Apply) and first.op == op:
+            return first
         elif op in ("mul", "div") and _is_number(args[1], 1):
             return first  # x * 1 == x, also for NaN and -0.0
         elif op == "mul" and _is_number(first, 1):

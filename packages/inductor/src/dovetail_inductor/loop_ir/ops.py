@@ -32,6 +32,9 @@ COMBINING = {
     "max": "maximum", "min": "minimum",
 }  # fmt: skip
 
+# The op that rounds a float32 to the numbers of a half type.
+ROUNDING = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
+
 SCALAR_OPS: dict[str, ScalarOp] = {
     # arithmetic, all dtypes; integer overflow wraps
     "add": ScalarOp(2),

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering import views
 from dovetail_inductor.lowering.layouts import strides_as_read
@@ -41,7 +41,6 @@ EXPANDED_COST_OF_PLACES = 12  # the same of what is made of places alone, and re
 
 
 _CHOOSING = frozenset({"abs", "maximum", "minimum", "neg", "relu", "where"})
-_ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
 
 
 def is_view(node: fx.Node) -> bool:
@@ -197,7 +196,7 @@ def _has_few_digits(ctx: Context, expr: Expr, dtype: torch.dtype) -> bool:
         elif isinstance(part, Apply) and part.op in _CHOOSING:
             stack += part.args[1:] if part.op == "where" else part.args
         elif not isinstance(part, Constant) and not (
-            isinstance(part, Apply) and part.op == _ROUNDING.get(dtype)
+            isinstance(part, Apply) and part.op == ROUNDING.get(dtype)
         ):
             return False
     return True

@@ -47,13 +47,12 @@ from dovetail_inductor.lowering.in_memory import (
     nodes_in_memory,
     realize_if_worth_it,
 )
+from dovetail_inductor.lowering.observed_values import observed_values
 from dovetail_inductor.lowering.promises import as_promised
-from dovetail_inductor.lowering.promotion import rounded
 from dovetail_inductor.lowering.reductions import SEEN_AS_ANOTHER_DTYPE
 from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.values import (
     Context,
-    Loader,
     UnsupportedGraph,
     Value,
     static_shape,
@@ -87,6 +86,7 @@ def lower(
     # What a comparison finds again must not be computed twice, nor with other roundings.
     exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
     in_memory |= exact
+    observed = observed_values(gm) | exact
     until_read = bytes_until_read(gm, in_memory) if on_gpu else {}
     padded = aligned.padded_operands(gm, on_gpu)
 
@@ -118,8 +118,7 @@ def lower(
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
             value = env[node] = _call(ctx, node, args, kwargs, node in in_memory)
             if isinstance(value, Value):
-                if node in exact and value.loader is not None:
-                    value.loader = _rounding(ctx, value, value.loader)
+                value.observed |= node in observed
                 if node in padded and value.stored is None and not is_view(node):
                     aligned.write_padded(ctx, value, padded[node])
                 realize_if_worth_it(ctx, node, value, in_memory, until_read)
@@ -274,10 +273,6 @@ def _is_known(ctx: Context, value: Value) -> bool:
         return not isinstance(part, Load)
 
     return all(map(is_known, walk([ctx.body(value)])))
-
-
-def _rounding(ctx: Context, value: Value, loader: Loader) -> Loader:
-    return lambda indices, mask: rounded(ctx, value, loader(indices, mask))
 
 
 def _device_type(node: fx.Node) -> str:

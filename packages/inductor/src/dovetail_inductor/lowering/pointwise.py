@@ -18,7 +18,6 @@ from dovetail_inductor.lowering.promotion import (
     number,
     operand_expr,
     promote,
-    rounded,
 )
 from dovetail_inductor.lowering.values import (
     Context,
@@ -158,11 +157,8 @@ def _comparison(op: str) -> Rule:
         def combine(e: list[Expr]) -> Expr:
             if common is torch.bool:  # order bools as numbers
                 e = [ctx.builder.apply("cast", [x], torch.uint8) for x in e]
-            elif tensors:
-                e = [cast(ctx, rounded(ctx, a, x), common) for a, x in zip(args, e, strict=False)]
             return ctx.builder.apply(op, e)
 
-        tensors = all(isinstance(a, Value) for a in args[:2])
         return pointwise(ctx, node, args[:2], common, combine, compare=True)
 
     return rule

@@ -8,7 +8,7 @@ import torch
 
 from dovetail_inductor.loop_ir.expr import Expr, Scalar
 from dovetail_inductor.loop_ir.index import constant
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, is_stretched
 from dovetail_inductor.lowering.values import Context, Indices, Value
 
@@ -74,17 +74,7 @@ def cast(ctx: Context, expr: Expr, dtype: torch.dtype) -> Expr:
     b = ctx.builder
     target = arithmetic_dtype(dtype)
     result = b.apply("cast", [expr], target)
-    if dtype is torch.float16:
-        return b.apply("round_f16", [result])
-    if dtype is torch.bfloat16:
-        return b.apply("round_bf16", [result])
-    return result
-
-
-def rounded(ctx: Context, value: Value, expr: Expr) -> Expr:
-    """An element of `value` with the digits that its type has: what is fused has more."""
-    halves = (torch.float16, torch.bfloat16)
-    return cast(ctx, expr, value.dtype) if value.dtype in halves and not value.stored else expr
+    return b.apply(ROUNDING[dtype], [result]) if dtype in ROUNDING else result
 
 
 def operand_expr(

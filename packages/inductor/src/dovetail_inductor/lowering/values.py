@@ -25,7 +25,7 @@ from dovetail_inductor.loop_ir.expr import Builder, Expr
 from dovetail_inductor.loop_ir.handlers import Counter, count
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Scan, Strided
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import (
     FloatSize,
     UnknownOrder,
@@ -64,7 +64,8 @@ class Value:
 
     A view of a value not in memory has a `base`, and `restride` says how the view lies once the
     base does (None: not as strides). A value that is `widened` is another one's in more bytes. Of a
-    value that is in memory twice, loops read the one that is `unrounded`.
+    value that is in memory twice, loops read the one that is `unrounded`. Of a half type that is
+    `observed`, what loops read is rounded as eager stores it, even in the kernel that computes it.
     """
 
     shape: tuple[int, ...]
@@ -78,6 +79,7 @@ class Value:
     restride: Restride | None = None
     widened: Value | None = None
     unrounded: Value | None = None
+    observed: bool = False
     _memo: dict[tuple[Indices, int], Expr] = field(default_factory=dict)
 
     @property
@@ -161,14 +163,20 @@ class Context:
             address = linear(indices, stored.stride, stored.offset)
             if mask is not None and self._always_there(stored.buffer, address):
                 mask = None
-            return self.builder.load(stored.buffer, address, arithmetic_dtype(value.dtype), mask)
+            dtype = arithmetic_dtype(value.dtype)
+            return self._seen(value, self.builder.load(stored.buffer, address, dtype, mask))
         assert value.loader is not None, value.origin
         key = (indices, -1 if mask is None else mask.uid)
         found = value._memo.get(key)
         if found is None:
-            found = value.loader(indices, mask)
+            found = self._seen(value, value.loader(indices, mask))
             value._memo[key] = found
         return found
+
+    def _seen(self, value: Value, expr: Expr) -> Expr:
+        """An element as loops read it."""
+        op = ROUNDING.get(value.dtype) if value.observed else None
+        return expr if op is None else self.builder.apply(op, [expr])
 
     def _always_there(self, name: str, address: Index) -> bool:
         """Whether memory may be read at an address whatever a mask says, at no cost: it lies in a
@@ -253,6 +261,7 @@ class Context:
                 return stored
         variables, indices = self.loop_indices(value.shape)
         body = self.load(value, indices)
+        value.observed &= value.unrounded is not None  # what is written is rounded
         return self.write(value, self.new_buffer(value), variables, (), None, body)
 
     def realize_alone(self, value: Value) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+from dovetail_inductor.loop_ir.ops import ROUNDING
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
@@ -15,7 +16,7 @@ from dovetail_inductor.scheduler.kernels import (
     scatters,
 )
 from dovetail_inductor.scheduler.live_bytes import writes_of
-from dovetail_inductor.scheduler.products import ROUNDINGS, Form, Product
+from dovetail_inductor.scheduler.products import Form, Product
 
 # The operands of a product come last; one before them is added to it.
 OPERATORS = ("aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out")
@@ -39,7 +40,7 @@ def is_ours_to_compute(
     numbers += [n for t in tensors for n in (*t.shape, *t.stride, t.offset)]
     if any_symbolic(numbers) or any(b.extent > FARTHEST for b in buffers):
         return False
-    if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDINGS:
+    if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDING:
         return False
     return len(out.shape) == len(tensors[-1].shape) and 0 not in (*out.shape, *tensors[-1].shape)
 

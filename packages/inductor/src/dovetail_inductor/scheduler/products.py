@@ -18,6 +18,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, rename
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.ops import ROUNDING
 from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
     KernelGraph,
@@ -27,8 +28,6 @@ from dovetail_inductor.scheduler.kernels import (
 )
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, match
-
-ROUNDINGS = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ class Product:
             at = linear(indices, added.stride, added.offset)
             own = builder.load(added.buffer, at, torch.float32, mask)
             body = builder.apply("add", [body, own])
-        return builder.apply(ROUNDINGS[self.out.dtype], [body])
+        return builder.apply(ROUNDING[self.out.dtype], [body])
 
     def _nest(self, sums: Expr) -> LoopNest:
         """The loops that make the result of the sums."""
@@ -315,4 +314,4 @@ def joined(
     return kernel, found.pieces_a
 
 
-__all__ = ["ROUNDINGS", "Form", "Product", "joined", "kernel_at"]
+__all__ = ["Form", "Product", "joined", "kernel_at"]

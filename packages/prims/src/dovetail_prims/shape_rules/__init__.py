@@ -38,8 +38,10 @@ from dovetail_prims.shape_rules import (
     usual_cases,
     views,
 )
-from dovetail_prims.shape_rules.argument_checks import requirements
+from dovetail_prims.shape_rules.argument_checks import index_requirements, layer_requirements
 from dovetail_prims.shape_rules.argument_checks.requirement import requiring
+
+_REQUIREMENTS = {**index_requirements.TABLE, **layer_requirements.TABLE}
 
 
 class RuleTable(dict[Any, "ShapeRule | None"]):
@@ -54,7 +56,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
         self.by_name = dict(by_name)
 
     def __missing__(self, func: Any) -> ShapeRule | None:
-        rule = requiring(func, self.by_name.get(str(func)), requirements.TABLE)
+        rule = requiring(func, self.by_name.get(str(func)), _REQUIREMENTS)
         rule = overlap_checks.refusing_overlaps(func, rule)
         rule = lists.checking_each(func, rule)
         rule = out_layouts.laying_out(func, rule)

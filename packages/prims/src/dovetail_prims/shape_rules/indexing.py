@@ -63,7 +63,13 @@ def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
     if not given:
         return NotImplemented  # type: ignore[no-any-return]
     at = [d for d, i in enumerate(indices) if i is not None]
-    shape = _common_shape([i._sizes for i in given])
+    try:
+        shape = _common_shape([i._sizes for i in given])
+    except RuntimeError as error:
+        raise IndexError(
+            "shape mismatch: indexing tensors could not be broadcast together with shapes "
+            f"{', '.join(str(list(i._sizes)) for i in given)}"
+        ) from error
     dims = list(range(len(x._sizes)))
     if at != list(range(at[0], at[-1] + 1)):
         # Indexed dimensions that are apart go to the front together.

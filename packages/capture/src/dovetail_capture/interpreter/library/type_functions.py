@@ -66,7 +66,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     if isinstance(value, Constant):
         class_attributes.read_mro(vm, cls)
         _note_abstract(vm, cls, wanted)
-        real = "" if isinstance(value, LateText) else value.value  # one text is as good as another
+        real = "" if isinstance(value, LateText) else value.example
         try:
             return isinstance(real, wanted)
         except TypeError as error:
@@ -206,7 +206,7 @@ def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if isinstance(value, Constant):
-        return boolean(callable(value.value))
+        return boolean(callable("" if isinstance(value, LateText) else value.example))
     if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
         return boolean(True)
     _, method = class_attributes.class_lookup(vm, value.python_type(), "__call__")

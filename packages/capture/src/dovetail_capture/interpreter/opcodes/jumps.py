@@ -22,7 +22,7 @@ from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
 from dovetail_capture.interpreter.protocols import comparison, held_iterators
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean, is_none
 from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import SliceValue
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue, NativeMethod
@@ -40,7 +40,7 @@ def jump(frame: Frame, inst: Instruction) -> None:
 
 
 def _is_none(frame: Frame, value: Value) -> bool:
-    return isinstance(value, Constant) and value.value is None
+    return is_none(value)
 
 
 def branch_truth(frame: Frame, value: Value) -> bool:

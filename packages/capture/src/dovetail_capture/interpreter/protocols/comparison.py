@@ -241,10 +241,9 @@ def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
     if not both_fixed and left.python_type() is right.python_type():
         vm.session.distinct(left.source, right.source)
     if isinstance(left, Constant) and isinstance(right, Constant):
-        return left.value is right.value or (
-            # Numbers and strings that capture made anew; equal ones count as one object.
-            type(left.value) is type(right.value)
-            and isinstance(left.value, (int, str, bytes))
-            and left.value == right.value
+        # Numbers and strings that capture made anew; equal ones count as one object.
+        return left.python_type() is right.python_type() and (
+            left.value is right.value
+            or (isinstance(left.value, (int, str, bytes)) and left.value == right.value)
         )
     return False

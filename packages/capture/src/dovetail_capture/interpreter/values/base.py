@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dovetail_guards.source import Source
 
@@ -33,29 +33,72 @@ class Value:
 
 
 class Constant(Value):
-    """An object known at capture and pinned by a guard if it has a source: numbers, strings,
-    None, dtypes and devices, and also functions, classes, modules and other long-lived objects."""
+    """An object known at capture: a number, string, None, dtype or device, or a function, class,
+    module or other long-lived object.
 
-    __slots__ = ("value",)
+    One that existed before is pinned by a guard: at once, or (`unread`) when its `value` is first
+    asked for. Until then only its type is guarded, and a program that passes it on may be given
+    another.
+    """
+
+    __slots__ = ("unread", "value")
+
+    unread: Unread | None
 
     def __init__(self, value: Any, source: Source | None = None) -> None:
         self.value = value
         self.source = source
+        self.unread = None
+
+    @staticmethod
+    def guarded_when_read(
+        real: Any, source: Source, guard: Callable[[Any, Source], None]
+    ) -> Constant:
+        """The constant for `real`; `guard(real, source)` is called once its value is asked for."""
+        made = Constant.__new__(Constant)
+        made.source = source
+        made.unread = Unread(real, guard)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called where an attribute is not set, as `value` is not before it is first read."""
+            unread = self.unread if name == "value" else None
+            if unread is None:
+                raise AttributeError(name)
+            unread.guard(unread.real, self.source)
+            self.value, self.unread = unread.real, None
+            return self.value
+
+    @property
+    def example(self) -> Any:
+        """An object of its type, which may be another in another call: for questions that the type
+        answers."""
+        return self.value if self.unread is None else self.unread.real
 
     def python_type(self) -> type:
-        return type(self.value)
+        return type(self.value if self.unread is None else self.unread.real)
 
     def describe(self) -> str:
-        tells = type(type(self.value).__repr__) is not types.FunctionType
+        real = self.example
+        tells = type(type(real).__repr__) is not types.FunctionType
         try:
-            if tells or type(self.value).__repr__.__module__ == "enum":
-                return f"{self.value!r:.80}"
+            if tells or type(real).__repr__.__module__ == "enum":
+                return f"{real!r:.80}"
         except Exception:  # an object that is not finished yet may not be able to tell
             pass
-        return f"an object of type {type(self.value).__qualname__}"
+        return f"an object of type {type(real).__qualname__}"
 
     def __repr__(self) -> str:
-        return f"Constant({self.value!r:.60})"
+        return f"Constant({self.describe():.60})"
+
+
+class Unread(NamedTuple):
+    """The object of a constant whose value nothing has asked for, and what guards it."""
+
+    real: Any
+    guard: Callable[[Any, Source], None]
 
 
 class Lazy:
@@ -84,12 +127,13 @@ FALSE = Constant(False)
 
 def is_none(value: Value) -> bool:
     """Is it None, whichever place it came from?"""
-    return isinstance(value, Constant) and value.value is None
+    return isinstance(value, Constant) and value.unread is None and value.value is None
 
 
 def is_not_implemented(value: Value) -> bool:
     """Is it what a special method answers that leaves an operation to the other operand?"""
-    return isinstance(value, Constant) and value.value is NotImplemented
+    known = isinstance(value, Constant) and value.unread is None
+    return known and value.value is NotImplemented  # type: ignore[attr-defined]
 
 
 def boolean(flag: bool) -> Constant:

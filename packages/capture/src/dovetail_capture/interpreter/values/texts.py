@@ -24,6 +24,7 @@ class LateText(Constant):
         self.template = template
         self.parts = parts
         self.source = None
+        self.unread = None
         self._known: str | None = None
 
     @property

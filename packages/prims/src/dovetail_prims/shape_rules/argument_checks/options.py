@@ -70,14 +70,6 @@ def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
         )
 
 
-def _images(x: FakeTensor, *rest: Any) -> None:
-    if len(x._sizes) not in (3, 4):
-        raise RuntimeError(
-            "Input to max_unpooling2d should be a 3d or 4d Tensor, but got a tensor with "
-            f"{len(x._sizes)} dimensions."
-        )
-
-
 # They take a set of dimensions as 64 bits.
 _OF_SETS = ("amax.default", "amin.default", "sum.dim_IntList", "mean.dim", "var_mean.correction",
             "var.correction", "std.correction", "all.dims", "any.dims")  # fmt: skip
@@ -87,7 +79,6 @@ TABLE: Mapping[str, Check] = {
     "gelu.default": _approximation,
     "softshrink.default": _threshold,
     "native_layer_norm.default": _normalized,
-    "max_unpool2d.default": _images,
     "avg_pool2d.default": _divisor,
     "avg_pool3d.default": _divisor,
     "flip.default": _dims_once,

@@ -71,12 +71,13 @@ class Requirement:
 def requiring(
     func: Any, rule: ShapeRule | None, table: Mapping[str, tuple[Requirement, ...]]
 ) -> ShapeRule | None:
-    """The rule of an operator after the requirements that `table` has for it; those of an operator
-    that works in place stand under its functional form's name."""
+    """The rule of an operator after the requirements that `table` has for it, under its own name
+    or, if it works in place, its functional form's."""
     if not isinstance(func, OpOverload) or func.namespace != "aten":
         return rule
-    name, _, overload = str(func).removeprefix("aten.").partition(".")
-    requirements = table.get(f"{name.removesuffix('_')}.{overload}", ())
+    own = str(func).removeprefix("aten.")
+    name, _, overload = own.partition(".")
+    requirements = table.get(own) or table.get(f"{name.removesuffix('_')}.{overload}")
     if not requirements:
         return rule
     positions = {a.name: (i, a.default_value) for i, a in enumerate(func._schema.arguments)}

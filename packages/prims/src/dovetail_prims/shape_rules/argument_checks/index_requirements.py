@@ -1,7 +1,8 @@
-"""The table of requirements: what each operator insists on of the sizes of its arguments."""
+"""What operators that take indices, masks or values insist on of the sizes of their arguments."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,6 @@ from dovetail_prims.shape_rules.argument_checks.requirement import (
     at_least_1d,
     has_rank,
     is_empty,
-    is_of_sizes,
     same,
     without,
 )
@@ -143,16 +143,46 @@ def _slices(name: str) -> _Row:
     )
 
 
-# --- parameters of normalisation ------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
-def _of_normalized_shape(name: str) -> Requirement:
-    return is_of_sizes(
-        name,
-        lambda given: given["normalized_shape"],
-        f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape "
-        "{sizes} and normalized_shape = {wanted}",
+def _number(op: str) -> Requirement:
+    return has_rank(
+        "value",
+        (0,),
+        f"{op} only supports 0-dimension value tensor but got tensor with {{rank}} dimensions.",
     )
+
+
+_PUT = Requirement(
+    lambda given: iter((_numel(given.sizes("source")) == _numel(given.sizes("index")),)),
+    lambda given: (
+        "put_(): Expected source and index to have the same number of elements, but got "
+        f"source.numel() = {_numel(given.sizes('source'))}, index.numel() = "
+        f"{_numel(given.sizes('index'))}"
+    ),
+    IndexError,
+)
+
+
+def _numel(sizes: Sizes) -> Any:
+    return math.prod(sizes)
+
+
+def _along_a_dimension(given: Arguments) -> Iterator[Any]:
+    _dim(given)  # (raises IndexError)
+    yield True
+
+
+_DIMENSION = Requirement(_along_a_dimension, lambda given: "")
+_VECTOR = has_rank("index", (0, 1), "Index has to be a vector/scalar, but has {rank} dimensions")
+
+
+def _mask_expands(given: Arguments) -> Iterator[Any]:
+    own, mask = given.sizes("self"), given.sizes("mask")
+    yield len(mask) <= len(own)
+    for had, wanted in zip(reversed(mask), reversed(own), strict=False):
+        yield (type(had) is int and had == 1) or had is wanted or had == wanted
 
 
 TABLE: Mapping[str, _Row] = {
@@ -165,7 +195,18 @@ TABLE: Mapping[str, _Row] = {
     "gather.default": _GATHERED,
     "index_add.default": _slices("index_add"),
     "index_reduce.default": _slices("index_reduce"),
-    "native_layer_norm.default": (_of_normalized_shape("weight"), _of_normalized_shape("bias")),
-    "_fused_rms_norm.default": (_of_normalized_shape("weight"),),
+    "index_fill.int_Scalar": (_DIMENSION, _VECTOR),
+    "index_fill.int_Tensor": (_DIMENSION, _VECTOR, _number("index_fill_")),
+    "fill.Tensor": (_number("fill_"),),
+    "put.default": (_PUT,),
+    "masked_scatter_.default": (
+        Requirement(
+            _mask_expands,
+            lambda given: (
+                f"The mask of sizes {list(given.sizes('mask'))} must expand to the sizes "
+                f"{list(given.sizes('self'))} of the tensor that is written to"
+            ),
+        ),
+    ),
 }
 """Requirements by operator (its functional form), in the order in which eager checks them."""
