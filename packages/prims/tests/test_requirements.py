@@ -6,7 +6,8 @@ import pytest
 import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
-from dovetail_prims import FakeMode, from_real
+from dovetail_prims import FakeMode, FakeTensor, from_real
+from dovetail_prims.batched_matmul import batched_matmul
 
 F = torch.nn.functional
 
@@ -17,6 +18,12 @@ def ones(*sizes):
 
 def index(*sizes):
     return torch.zeros(sizes, dtype=torch.int64)
+
+
+def batched_matmul_or_own(a, b):
+    """As programs are traced whose sizes are symbolic."""
+    found = batched_matmul(a, b) if isinstance(a, FakeTensor) else NotImplemented
+    return a @ b if found is NotImplemented else found
 
 
 REFUSED = {
@@ -95,6 +102,15 @@ REFUSED = {
     "softmax backward": lambda f: torch.ops.aten._softmax_backward_data(
         f(ones(3, 1)), f(ones(3, 4)), 1, torch.float32
     ),
+    "group_norm, elements": lambda f: torch.ops.aten.native_group_norm(
+        f(ones(2, 6, 3)), None, None, 2, 6, 2, 2, 1e-5
+    ),
+    "group_norm, groups": lambda f: torch.ops.aten.native_group_norm(
+        f(ones(2, 6, 3)), None, None, 2, 6, 3, 4, 1e-5
+    ),
+    "mvlgamma": lambda f: torch.mvlgamma(f(ones(2) + 9), 0),
+    "soft_margin_loss": lambda f: F.soft_margin_loss(f(ones(1)), f(ones(5))),
+    "matmul of batches": lambda f: batched_matmul_or_own(f(ones(2, 3, 4)), f(ones(2, 1, 5))),
     "reflection_pad1d": lambda f: F.pad(f(ones(1, 1, 3)), (3, 1), mode="reflect"),
 }
 
@@ -105,7 +121,8 @@ WORDED_OTHERWISE = {
     "histogram, weight", "segment_reduce", "cross, length", "cross, rank", "lstsq", "addr", "addmv",
     "addbmm", "grid_sample, places", "grid_sample, batch", "interpolate", "max_unpool2d",
     "max_unpool3d", "multi_margin_loss, weight", "multi_margin_loss, target", "put",
-    "multilabel_margin_loss", "index_fill, no such dimension",
+    "multilabel_margin_loss", "group_norm, elements", "group_norm, groups", "mvlgamma",
+    "soft_margin_loss", "matmul of batches", "index_fill, no such dimension",
 }  # fmt: skip
 
 

@@ -33,12 +33,12 @@ def batched_matmul(a: Tensor, b: Tensor) -> Any:
         rows = a.reshape(-1, a.shape[-1])
         return (rows @ b).view(*a.shape[:-1], b.shape[-1])
     batch = _broadcast(list(a.shape[:-2]), list(b.shape[:-2]))
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
     count: Any = 1
     for size in batch:
         count = count * size
     left = a.expand(*batch, m, k).reshape(count, m, k)
-    right = b.expand(*batch, k, n).reshape(count, k, n)
+    right = b.expand(*batch, inner, n).reshape(count, inner, n)
     return torch.bmm(left, right).view(*batch, m, n)
 
 

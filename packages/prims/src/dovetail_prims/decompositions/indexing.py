@@ -210,7 +210,8 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     rank = aten.cumsum.default(cast(mask, torch.int64), 0)
     # Places that the mask leaves out read an element in front: source may be empty.
     behind = aten.cat.default([zeros([1], source), reshape(source, [-1])])
-    taken = aten.index.Tensor(behind, [where(mask, rank, 0)])
+    # (Gathered: too few elements are a RuntimeError, as in eager.)
+    taken = aten.gather.default(behind, 0, where(mask, rank, 0))
     return aten.view.default(where(mask, taken, base), shape)
 
 

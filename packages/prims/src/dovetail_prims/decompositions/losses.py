@@ -55,6 +55,8 @@ def nll_loss_forward(
     """-weight[t] x[t], and the sum of the weights (0 where nothing is reduced)"""
     class_dim = 0 if self.dim() == 1 else 1
     x = wide(self)
+    if self.dim() == 1 and target.dim() == 1:
+        target = aten.view.default(target, [])
     safe, weights = _class_weights(target, weight, ignore_index, x)
     picked = _of_classes(x, class_dim, safe)
     kept = aten.ne.Scalar(target, ignore_index)

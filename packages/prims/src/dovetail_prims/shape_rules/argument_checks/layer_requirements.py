@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -254,11 +255,57 @@ def _least_squares(given: Arguments) -> Iterator[Any]:
     yield matrix[-2] == other[-1 if vectors else -2]
 
 
+# --- counts ---------------------------------------------------------------------------------------
+
+
+def _groups(given: Arguments) -> Iterator[Any]:
+    channels, count = given["C"], given["group"]
+    yield count > 0
+    yield channels % count == 0
+    yield math.prod(given.sizes("input")) == given["N"] * channels * given["HxW"]
+    yield given["HxW"] > 0
+
+
+_GROUPS = Requirement(
+    _groups,
+    lambda given: (
+        "Expected number of channels in input to be divisible by num_groups, and its elements to "
+        f"be N * C * HxW, but got input of shape {list(given.sizes('input'))}, num_groups="
+        f"{given['group']} and {given['N']} * {given['C']} * {given['HxW']}"
+    ),
+)
+
+
+def _per_channel(name: str) -> Requirement:
+    return is_of_sizes(
+        name,
+        lambda given: (given["C"],),
+        f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
+        f"{name} of shape {{sizes}} and {{wanted}} channels",
+    )
+
+
+_MULTIVARIATE = Requirement(
+    lambda given: iter((given["p"] >= 1,)),
+    lambda given: f"p has to be greater than or equal to 1, but got {given['p']}",
+)
+
+_SOFT_MARGIN = Requirement(
+    lambda given: _expands(given.sizes("target"), given.sizes("self")),
+    lambda given: (
+        f"output with shape {list(given.sizes('self'))} doesn't match the broadcast shape of "
+        f"target {list(given.sizes('target'))}"
+    ),
+)
+
 TABLE: Mapping[str, _Row] = {
     "native_layer_norm.default": (_of_normalized_shape("weight"), _of_normalized_shape("bias")),
     "_fused_rms_norm.default": (_of_normalized_shape("weight"),),
     "convolution.default": (_CONVOLUTION,),
     "nll_loss2d_forward.default": _OF_IMAGES,
+    "native_group_norm.default": (_GROUPS, _per_channel("weight"), _per_channel("bias")),
+    "mvlgamma.default": (_MULTIVARIATE,),
+    "soft_margin_loss.default": (_SOFT_MARGIN,),
     "multi_margin_loss.default": (
         _per("target", "target", lambda given: _rows(given)[0]),
         _per("weight", "weight", lambda given: _rows(given)[1]),

@@ -43,6 +43,12 @@ def _positions(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs:
         raise RuntimeError("Expected dtype int32 or int64 for index")
 
 
+def _long_positions(x: FakeTensor, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if index._dtype is not torch.int64:
+        name = name_in_kernels(index._dtype)
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {name}")
+
+
 def _reduce(*args: Any, reduce: str | None = None, **kwargs: Any) -> None:
     found = args[4] if len(args) > 4 else reduce
     if found not in _REDUCE:
@@ -229,9 +235,18 @@ _SCATTERED = "scatter(): Expected self.dtype to be equal to src.dtype"
 TABLE: Mapping[str, Check] = {
     "masked_fill.Scalar": _masked_number,
     "masked_fill.Tensor": _one_value,
-    "masked_scatter.default": _scattered,
-    "index_add.default": _same_types(
-        "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
+    "masked_scatter.default": every(
+        _scattered,
+        _same_types(
+            "masked_scatter: expected self and source to have same dtypes but got {own} and {given}"
+        ),
+    ),
+    "put.default": _long_positions,
+    "index_add.default": every(
+        _positions,
+        _same_types(
+            "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
+        ),
     ),
     "where.self": _condition,
     "index_select.default": _positions,
