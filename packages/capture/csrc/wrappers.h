@@ -79,6 +79,46 @@ switched_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
     return object == NULL || object == Py_None ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
+/* A method that is written in Python, in `dovetail_capture.copies`. */
+static PyObject *
+call_copies(const char *function, PyObject *self, PyObject *argument)
+{
+    PyObject *module = PyImport_ImportModule("dovetail_capture.copies");
+    if (module == NULL) {
+        return NULL;
+    }
+    PyObject *result = argument == NULL
+                           ? PyObject_CallMethod(module, function, "O", self)
+                           : PyObject_CallMethod(module, function, "OO", self, argument);
+    Py_DECREF(module);
+    return result;
+}
+
+static PyObject *
+switched_copy(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return Py_NewRef(self); /* as a function is its own copy */
+}
+
+static PyObject *
+switched_deepcopy(PyObject *self, PyObject *memo)
+{
+    return call_copies("deepcopy_of", self, memo);
+}
+
+static PyObject *
+switched_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return call_copies("reduced", self, NULL);
+}
+
+static PyMethodDef switched_methods[] = {
+    {"__copy__", switched_copy, METH_NOARGS, "The wrapper itself."},
+    {"__deepcopy__", switched_deepcopy, METH_O, "The wrapper of a deep copy."},
+    {"__reduce__", switched_reduce, METH_NOARGS, "How it is pickled: without compiled code."},
+    {NULL},
+};
+
 static PyMemberDef switched_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Switched, vectorcall), READONLY},
     {"function", T_OBJECT, offsetof(Switched, function), READONLY, "what is called"},
@@ -104,6 +144,7 @@ static PyTypeObject SwitchedType = {
     .tp_clear = (inquiry)switched_clear,
     .tp_dealloc = (destructor)switched_dealloc,
     .tp_descr_get = switched_get,
+    .tp_methods = switched_methods,
     .tp_members = switched_members,
     .tp_getset = switched_getset,
     .tp_dictoffset = offsetof(Switched, dict),

@@ -203,6 +203,12 @@ def _called(target: Callable[..., Any]) -> FunctionType:
     return call  # type: ignore[return-value]
 
 
+def called_by(function: Callable[..., Any]) -> Any:
+    """What `_called` made `function` from; any other function itself."""
+    code = getattr(function, "__code__", None)
+    return function.__wrapped__ if code in _called.__code__.co_consts else function  # type: ignore[attr-defined]
+
+
 def export(
     target: Any,
     args: Sequence[Any] = (),

@@ -97,12 +97,26 @@ class OptimizedModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         context = self.capture_context
-        return _rebuild(copy.deepcopy(self._orig_mod, memo), context.backend, context.settings)
+        module = copy.deepcopy(self._orig_mod, memo)
+        if id(self) in memo:  # the module refers to its wrapper
+            copied: OptimizedModule = memo[id(self)]
+            return copied
+        copied = _rebuild(module, context.backend, context.settings)
+        copied.__dict__.update(copy.deepcopy(self._own_hooks(), memo))
+        return copied
 
     def __reduce__(self) -> Any:
         # Compiled code is not pickled: a copy is optimized afresh with the same settings.
         context = self.capture_context
-        return (_rebuild, (self._orig_mod, context.backend, context.settings))
+        arguments = (self._orig_mod, context.backend, context.settings)
+        return _rebuild, arguments, self._own_hooks() or None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _own_hooks(self) -> dict[str, Any]:
+        """What was registered here: tables of hooks that are not empty, and the kind of some."""
+        return {n: v for n, v in self.__dict__.items() if "_hook" in n and v}
 
 
 def _rebuild(module: torch.nn.Module, backend: Any, settings: Any) -> OptimizedModule:
