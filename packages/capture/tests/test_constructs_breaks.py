@@ -197,7 +197,7 @@ def break_in_a_loop(x):
     return y + 5
 
 
-@construct(graphs=4, breaks=None)
+@construct(graphs=3, breaks=None)
 def break_in_a_loop_with_index(x):
     for i in range(3):
         x = x * 2

@@ -163,3 +163,23 @@ def test_no_code_of_the_program_runs_to_pass_a_value() -> None:
         Counted.reads = 0
         assert run(torch.ones(2), holder)[1] == label
         assert Counted.reads == 1
+
+
+def test_not_implemented_is_known_where_it_is_returned() -> None:
+    class Left:
+        def __add__(self, other: Any) -> Any:
+            return NotImplemented
+
+        def __eq__(self, other: object) -> Any:
+            return NotImplemented
+
+        __hash__ = None  # type: ignore[assignment]
+
+    def fn(x: Tensor) -> Any:
+        try:
+            return Left() + 1
+        except TypeError as error:
+            return x + 1, str(error), Left() == Left()
+
+    run, _ = compiled_with(fn)
+    assert run(torch.ones(2))[1:] == fn(torch.ones(2))[1:]

@@ -95,13 +95,13 @@ def a_piece_further(t):
 
 
 PLACES = {
-    "offset": (lambda t: (t.storage_offset(), t * 2), 2),
+    "offset": (lambda t: (t.storage_offset(), t * 2), 1),
     "offset used": (a_piece_further, 2),
     "offset asked": (lambda t: t + 1 if t.storage_offset() == 0 else t - 1, 2),
     "offset of a view": (lambda t: (t[1:].storage_offset(), t * 2), 7),
-    "bytes": (lambda t: (t.untyped_storage().nbytes(), t * 2), 2),
+    "bytes": (lambda t: (t.untyped_storage().nbytes(), t * 2), 1),
     "bytes used": (lambda t: t * (t.untyped_storage().nbytes() // t.itemsize), 2),
-    "bytes of a view": (lambda t: (t[1:].untyped_storage().nbytes(), t * 2), 2),
+    "bytes of a view": (lambda t: (t[1:].untyped_storage().nbytes(), t * 2), 1),
 }
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 _PLACE = re.compile(r" at 0x[0-9a-f]+>")  # another one in each process
+_SINGLETONS = (type(None), type(Ellipsis), type(NotImplemented))  # types of one object each
 _PINNED_DICTS = ("_parameters", "_buffers")
 
 
@@ -214,7 +215,7 @@ class Session:
         and its value once something asks for it."""
         if type(source) is ObjectSource:
             return Constant(real, source)
-        if self.exports or real is None or not self.can_relate(source, source):
+        if self.exports or type(real) in _SINGLETONS or not self.can_relate(source, source):
             self.guard(c.ConstantIs, source, real)
             return Constant(real, source)
         found = self._constants.get(id(source))
