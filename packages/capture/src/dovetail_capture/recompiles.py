@@ -15,7 +15,7 @@ from dovetail_guards.clauses import ConstantIs, IdIs, TensorIs, TypeIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure
 from dovetail_guards.guard_set import GuardSet
-from dovetail_guards.source import Source, StrideSource
+from dovetail_guards.source import IteratorSource, Source, StrideSource
 from dovetail_prims.from_real import express_strides
 
 
@@ -114,6 +114,10 @@ def changed_sizes(guards: GuardSet, view: FrameView) -> frozenset[tuple[str, int
             number = evaluate(clause.source, view)
             if type(number) is type(clause.value) and number != clause.value:
                 changed.add((str(clause.source), -1))
+        elif isinstance(clause, ConstantIs) and type(clause.value).__module__ == "numpy":
+            scalar, place = evaluate(clause.source, view), IteratorSource(clause.source, "number")
+            if type(scalar) is type(clause.value) and type(evaluate(place, view)) in (int, float):
+                changed.add((str(place), -1))
     return frozenset(changed)
 
 

@@ -74,6 +74,10 @@ def constants_equal(seen: Any, value: Any) -> bool:
             constants_equal(getattr(seen, part), getattr(value, part))
             for part in ("start", "stop", "step")
         )
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():  # a scalar
+        number = value.item()
+        if type(number) in (float, complex):
+            return constants_equal(seen.item(), number)
     try:
         return bool(seen == value)
     except Exception:

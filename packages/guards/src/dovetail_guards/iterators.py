@@ -179,6 +179,11 @@ def storage_bytes(tensor: Any) -> int:
     return storage(tensor).nbytes()
 
 
+def number(scalar: Any) -> Any:
+    """The Python number that a scalar of NumPy's is; an array, or a dtype, is none."""
+    return scalar.item() if getattr(scalar, "shape", None) == () else scalar
+
+
 def storage_offset(tensor: Any) -> int:
     """Where a tensor begins in its storage."""
     with torch._C.DisableTorchFunction():
@@ -197,5 +202,6 @@ READERS: dict[str, Reader] = {
     "storage": storage,
     "storage_bytes": storage_bytes,
     "storage_offset": storage_offset,
+    "number": number,
 }
 """The parts that an `IteratorSource` names."""

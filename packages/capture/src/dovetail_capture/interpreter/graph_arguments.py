@@ -45,6 +45,9 @@ class GraphArguments:
         """The graph argument and the fake argument that `value` stands for."""
         cls = value.__class__
         if cls is Constant or cls is LateText:
+            symbolic = None if value.unread is None else value.symbolic()
+            if symbolic is not None:
+                return self.argument(symbolic)
             real = value.value
             if isinstance(real, torch.Generator):
                 raise NotAGraphArgument("a torch.Generator")

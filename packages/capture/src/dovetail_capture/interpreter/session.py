@@ -9,6 +9,7 @@ import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ from dovetail_capture.interpreter.shapes import InputShapes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.arrays import CopiedView
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Unread, Value
 from dovetail_capture.interpreter.values.checks import PendingChecks
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.contexts import ContextWrite
@@ -220,11 +221,22 @@ class Session:
             return Constant(real, source)
         found = self._constants.get(id(source))
         if found is None:
-            found = Constant.guarded_when_read(real, source, self._guard_value)
+            number = partial(self._number_of, real, source)
+            found = Constant.guarded_when_read(source, Unread(real, self._guard_value, number))
             self._constants[id(source)] = found
             self._types[id(source)] = len(self.clauses)
             self.clauses.append(c.TypeIs(source, type(real)))
         return found
+
+    def _number_of(self, scalar: Any, source: Source) -> Value | None:
+        """The symbolic number that a scalar of NumPy's is, if it was another in another call."""
+        if not self.shapes.changed or type(scalar).__module__ != "numpy":
+            return None
+        place = self.sources.iterator_part(source, "number")
+        if not self.shapes.has_changed(place):
+            return None
+        found = self.number_input(scalar.item(), place)
+        return found if isinstance(found, SymbolicNumber) else None
 
     def _guard_value(self, real: Any, source: Source) -> None:
         """Guard the value in place of the type, which it tells, too."""

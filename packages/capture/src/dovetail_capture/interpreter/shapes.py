@@ -94,6 +94,10 @@ class InputShapes:
             self.marked.append((expr.symbol_name, dim, source))
         return self.env.symint(expr)
 
+    def has_changed(self, source: Source) -> bool:
+        """Was the number there another one in another call?"""
+        return (str(source), -1) in self.changed
+
     def number(self, real: int | float, source: Source) -> Any:
         """The value of an int or float input: a symbol if it changed before, or if all is
         dynamic."""

@@ -51,14 +51,17 @@ class Constant(Value):
         self.unread = None
 
     @staticmethod
-    def guarded_when_read(
-        real: Any, source: Source, guard: Callable[[Any, Source], None]
-    ) -> Constant:
-        """The constant for `real`; `guard(real, source)` is called once its value is asked for."""
+    def guarded_when_read(source: Source, unread: Unread) -> Constant:
+        """The constant of a pre-existing object whose value nothing has asked for yet."""
         made = Constant.__new__(Constant)
         made.source = source
-        made.unread = Unread(real, guard)
+        made.unread = unread
         return made
+
+    def symbolic(self) -> Value | None:
+        """The input of the graph for a scalar of NumPy's that was another in another call: torch's
+        functions take it for the Python number. None where it is a constant for them."""
+        return None if self.unread is None else self.unread.number()
 
     if not TYPE_CHECKING:
 
@@ -99,6 +102,7 @@ class Unread(NamedTuple):
 
     real: Any
     guard: Callable[[Any, Source], None]
+    number: Callable[[], Value | None]  # gives the number that it is in the graph, if one is to be
 
 
 class Lazy:
