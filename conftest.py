@@ -21,6 +21,9 @@ from typing import Any
 # on two cores, a thread of each a core, take ten times as long as one after the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Before the packages read it: what runs uncompiled, because the compiler failed, would pass.
+os.environ.setdefault("DOVETAIL_ON_ERROR", "raise")
+
 import pytest
 import torch
 

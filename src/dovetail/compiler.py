@@ -107,4 +107,5 @@ def compile(
         dynamic=dynamic,
         recompile_limit=chosen.recompile_limit,
         guard_filter_fn=chosen.guard_filter_fn,
+        on_error=chosen.on_error,
     )

@@ -18,4 +18,8 @@ from dovetail.pipeline import CompilerBackend
 @takes_symbolic_graphs
 def dovetail_backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compile the graph that torch.compile captured (entry point `torch_dynamo_backends`)."""
-    return CompilerBackend(Options())(gm, example_inputs)
+    backend = CompilerBackend(Options())
+    try:
+        return backend(gm, example_inputs)
+    except Exception as error:
+        return backend.uncompiled(gm, error)

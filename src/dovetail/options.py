@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from dovetail_capture.knobs import ON_ERROR, ON_ERROR_CHOICES, OnError
+
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is not known: the near ones first, then all."""
@@ -34,6 +36,10 @@ class Options:
         is kept; what it drops is never checked.
     activation_memory_budget: from 0 to 1, how much of what is saved for the backward by default is
         saved; the rest is computed again. `report` and `explain` tell what is saved.
+    on_error: what becomes of an error inside the compiler. "run_uncompiled": the graph, or the
+        frame, runs uncompiled; a warning tells what to send, and `report` counts it. "raise": it is
+        raised. DOVETAIL_ON_ERROR sets the default. Errors of the program's own are always raised,
+        and under `fullgraph` those of capture: there is no whole graph then.
     fallback_random: random numbers (dropout, samplers) are eager's very numbers. They always are:
         eager's own kernels draw them, in eager's order, so this changes nothing.
     """
@@ -45,6 +51,7 @@ class Options:
     constant_weights: bool = False
     guard_filter_fn: Callable[..., Any] | None = None
     activation_memory_budget: float = 1.0
+    on_error: OnError = ON_ERROR
     fallback_random: bool = True
 
 
@@ -79,6 +86,11 @@ def resolve_options(mode: str | None, options: Mapping[str, Any] | None) -> Opti
                 raise TypeError(f"option {name!r} takes float, got {type(value).__name__}")
             if not 0 <= value <= 1:
                 raise ValueError(f"option {name!r} takes a number from 0 to 1, got {value}")
+        elif name == "on_error":
+            if value not in ON_ERROR_CHOICES:
+                raise ValueError(
+                    unknown_name("value of option 'on_error'", value, ON_ERROR_CHOICES)
+                )
         elif type(value) is not known[name]:
             raise TypeError(
                 f"option {name!r} takes {known[name].__name__}, got {type(value).__name__}"

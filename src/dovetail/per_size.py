@@ -14,16 +14,23 @@ from torch.fx import GraphModule
 Run = Callable[..., Any]
 
 
+def _raised(gm: GraphModule, error: Exception) -> Run:
+    raise error
+
+
 @dataclass
 class PerSize:
     """Calls like a compiled graph. `compile_at` compiles a graph of plain sizes; `tell` is told of
-    each compilation, with the reason why there is not one for all sizes."""
+    each compilation, with the reason why there is not one for all sizes. Where compiling fails,
+    `recover` gives what runs the graph from then on at any size, or raises."""
 
     gm: GraphModule
     reason: str
     compile_at: Callable[[GraphModule, Sequence[Any]], Run]
     tell: Callable[[str], None]
+    recover: Callable[[GraphModule, Exception], Run] = _raised
     _varies: tuple[int, ...] = ()  # the inputs whose sizes, or values, are symbolic
+    _recovered: Run | None = None
     _versions: dict[Any, Run] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -36,17 +43,21 @@ class PerSize:
         key = tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else exactly(v) for v in varying
         )
-        run = self._versions.get(key)
+        run = self._versions.get(key, self._recovered)
         if run is None:
             with self._lock:
-                run = self._versions.get(key)
+                run = self._versions.get(key, self._recovered)
                 if run is None:
-                    run = self._versions[key] = self._compile(inputs)
+                    run = self._compile(key, inputs)
         return run(*inputs)
 
-    def _compile(self, inputs: Sequence[Any]) -> Run:
+    def _compile(self, key: Any, inputs: Sequence[Any]) -> Run:
         shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else v for v in inputs]
         sizes = ", ".join(map(str, shapes[:4])) + (", ..." if len(shapes) > 4 else "")
         self.tell(f"compiled for the sizes {sizes} alone: {self.reason}")
-        with torch.no_grad():
-            return self.compile_at(at_sizes(self.gm, inputs), inputs)
+        try:
+            with torch.no_grad():
+                run = self._versions[key] = self.compile_at(at_sizes(self.gm, inputs), inputs)
+        except Exception as error:
+            run = self._recovered = self.recover(self.gm, error)
+        return run

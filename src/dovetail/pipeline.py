@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -32,8 +33,16 @@ from dovetail_autograd_aot import (
     recognise_attention,
     recognise_scored_attention,
 )
-from dovetail_capture import BackendTraits, takes_symbolic_graphs
+from dovetail_capture import BackendTraits
 from dovetail_capture.collector import collector_paused
+from dovetail_capture.failures import (
+    Failure,
+    error_of_program,
+    failure_of,
+    is_mistake,
+    note_failure,
+    place_in,
+)
 from dovetail_inductor import (
     DeviceTuner,
     compile_graph,
@@ -41,7 +50,9 @@ from dovetail_inductor import (
     prepare_weights,
 )
 from dovetail_prims.at_sizes import is_symbolic
+from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.node_error import blamed
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
@@ -98,6 +109,21 @@ def _steps(plan: Plan) -> Iterator[Step]:
             yield from _steps(plan)
 
 
+@dataclass(frozen=True)
+class _Role:
+    """What is known of a functional graph besides its operators: the user's line that it comes
+    from, whether gradients are computed, and which inputs stay where they are (`static`) and which
+    results become the caller's (`kept`), by position. `late`: it is compiled while the program
+    runs, when no graph can break any more. `recovers`: where that fails, it runs uncompiled."""
+
+    training: bool
+    place: str
+    static: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+    late: bool = False
+    recovers: bool = True
+
+
 @dataclass
 class CompilerBackend:
     """Our compiler as a backend: `(gm, example_inputs) -> callable`. Keeps what it compiled."""
@@ -112,7 +138,8 @@ class CompilerBackend:
     weights: list[ConstantWeights] = field(default_factory=list)  # under `constant_weights`
     tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
     _pool: GraphPool | None = None
-    backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True)
+    failures: list[Failure] = field(default_factory=list)  # in which a graph runs uncompiled
+    backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
@@ -131,6 +158,7 @@ class CompilerBackend:
         places = () if wrapped else enumerate(example_inputs)
         static = frozenset(i for i, v in places if isinstance(v, torch.nn.Parameter))
         keeps_weights = self.options.constant_weights and not training and not wrapped
+        role = _Role(training, place_in(gm))
         kept = frozenset[int]()  # by the caller, of the forward's results
         constant = frozenset[int]()
         silent = False  # does it write inputs without their version counters' telling?
@@ -147,15 +175,15 @@ class CompilerBackend:
         def forward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             split = prepare_weights(graph, constant) if constant else None
             if split is None:
-                return self._compile(graph, inputs, static, kept, training)
+                return self._compile(graph, inputs, replace(role, static=static, kept=kept))
             given = [*inputs, *split.prepared]
             known = static.union(range(len(inputs), len(given)))
-            run = self._compile(split.rest, given, known, kept, training)
+            run = self._compile(split.rest, given, replace(role, static=known, kept=kept))
             self.weights.append(ConstantWeights(split, run))
             return self.weights[-1]
 
         def backward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._compile(graph, inputs, frozenset(), frozenset(), training)
+            return self._compile(graph, inputs, replace(role, late=True))
 
         start, known = time.perf_counter(), len(self.compiled)
         run = aot_compile(
@@ -167,6 +195,7 @@ class CompilerBackend:
             partition=partition,
             rewrite=_with_attention,
             log=self.aot,
+            late_error=partial(self._note, replace(role, late=True), gm),
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
         self.aot_s += time.perf_counter() - start - generated
@@ -185,30 +214,17 @@ class CompilerBackend:
         return run_and_tell
 
     def _compile(
-        self,
-        gm: GraphModule,
-        example_inputs: Sequence[Any],
-        static: frozenset[int],
-        kept: frozenset[int],
-        training: bool,
+        self, gm: GraphModule, example_inputs: Sequence[Any], role: _Role
     ) -> Callable[..., Any]:
-        """One functional graph made callable. The inputs at the positions `static` stay where they
-        are; results are short-lived but those at the positions `kept`."""
+        """One functional graph made callable."""
         if _computes_shapes(gm):
             return gm.forward
         try:
             artifact = self.compile_functional(gm, example_inputs)
         except Exception as error:
-            if not is_symbolic(gm):
-                raise
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-
-            def compile_at(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                return self._compile(graph, inputs, static, kept, training)
-
-            return PerSize(gm, reason, compile_at, self.per_size_compiles.append)
+            return self._without_kernels(gm, role, error)
         asked_for = self.options.cudagraphs
-        by_itself = self.options.launch_bound_cudagraphs and not training
+        by_itself = self.options.launch_bound_cudagraphs and not role.training
         if artifact.plan.target != "cuda" or not (asked_for or by_itself):
             return artifact.run
         if self._pool is None:
@@ -216,8 +232,8 @@ class CompilerBackend:
         graphed = GraphedArtifact(
             artifact,
             self._pool,
-            static,
-            held_outputs=frozenset(range(len(artifact.plan.outputs))) - kept,
+            role.static,
+            held_outputs=frozenset(range(len(artifact.plan.outputs))) - role.kept,
             large_output=LARGE_OUTPUT_BYTES if asked_for else None,
             kept_bytes=LARGE_OUTPUT_BYTES if asked_for else 0,
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
@@ -225,6 +241,48 @@ class CompilerBackend:
         )
         self.graphed.append(graphed)
         return graphed
+
+    def _without_kernels(
+        self, gm: GraphModule, role: _Role, error: Exception
+    ) -> Callable[..., Any]:
+        """What runs a graph that compiling failed for: a compilation for each size if sizes are
+        symbolic, else ATen's operators. Raises the error if that is asked for, or if another
+        capture may do better."""
+        if error_of_program(error) is None and is_symbolic(gm):
+            if is_mistake(error):
+                self._note(role, gm, error)
+            strict = replace(role, recovers=False)
+            return PerSize(
+                gm,
+                f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+                lambda graph, inputs: self._compile(graph, inputs, strict),
+                self.per_size_compiles.append,
+                partial(self._uncompiled, role),
+            )
+        told = blamed(error) is not None and not role.late  # the graph may break at that node
+        if told or not role.recovers:
+            raise error
+        return self._uncompiled(role, gm, error)
+
+    def uncompiled(self, gm: GraphModule, error: Exception) -> Callable[..., Any]:
+        """What runs a captured graph that compiling failed for; raises what is not to be passed
+        over."""
+        return self._uncompiled(_Role(False, place_in(gm)), gm, error)
+
+    def _uncompiled(self, role: _Role, gm: GraphModule, error: Exception) -> Callable[..., Any]:
+        self._note(role, gm, error)
+        return run_plainly(gm)
+
+    def _note(self, role: _Role, gm: GraphModule, error: Exception) -> None:
+        """Keep an internal error, and warn of it; raise it if it is the program's, or if that is
+        asked for."""
+        own = error_of_program(error)
+        if own is not None:
+            raise own from own.__cause__
+        if self.options.on_error == "raise":
+            raise error
+        stage = "compiling a graph at run time" if role.late else "compiling a graph"
+        note_failure(self.failures, failure_of(stage, error, role.place, gm))
 
     def compile_functional(
         self, gm: GraphModule, example_inputs: Sequence[Any]
@@ -272,7 +330,6 @@ def cut(joint: JointGraph, options: Options) -> PartitionedGraph:
     return min_cut_partition(narrow, activation_memory_budget=budget)
 
 
-@takes_symbolic_graphs
 def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Capture and AOT autograd with the graphs run as they are: everything but code generation."""
 
@@ -282,3 +339,6 @@ def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., A
     return aot_compile(
         gm, example_inputs, forward_compiler=run_as_is, decompositions=core_aten_table()
     )
+
+
+aot_eager.backend_traits = CompilerBackend.backend_traits  # type: ignore[attr-defined]

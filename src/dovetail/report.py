@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.context import CaptureContext
+from dovetail_capture.failures import Failure
 
 from dovetail.pipeline import CompilerBackend
 
@@ -25,6 +26,8 @@ class Report:
     inputs, backwards with `create_graph`, compiled or not.
     `autotuned` tells what was measured and chosen under `max_autotune`.
     `constant_weights` tells what is computed of weights once, under that option.
+    `failures` are errors inside the compiler, for each of which a frame or a graph runs uncompiled;
+    `in_full()` of one is what to send to the developers.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
@@ -49,6 +52,7 @@ class Report:
     autograd: tuple[str, ...] = ()
     autotuned: tuple[str, ...] = ()
     constant_weights: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
     def as_text(self) -> str:
         """The report as a person reads it."""
@@ -59,6 +63,7 @@ class Report:
             f"capture {self.capture_s:.2f} s, compile {self.compile_s:.2f} s "
             f"(tracing, capture included: {self.tracing_s:.2f} s)",
         ]
+        lines += [f"runs uncompiled, internal error: {f.as_text()}" for f in self.failures]
         lines += [f"break: {b.as_text()}" for b in self.breaks]
         lines += [f"recompile: {r}" for r in self.recompiles]
         lines += [f"left uncompiled: {p}" for p in self.plain_frames]
@@ -115,4 +120,5 @@ def report(compiled: Any) -> Report:
         autograd=tuple(ours.aot.lines(named=False)) if ours is not None else (),
         autotuned=ours.tuner.lines() if ours is not None else (),
         constant_weights=tuple(w.as_text() for w in ours.weights) if ours is not None else (),
+        failures=(*log.failures, *(ours.failures if ours is not None else ())),
     )

@@ -391,7 +391,9 @@ def test_a_mistake_of_ours_costs_speed_and_warns(monkeypatch):
 
     def context(fullgraph):
         return CaptureContext(
-            lambda gm, inputs: gm, broken, options=CaptureOptions(fullgraph=fullgraph)
+            lambda gm, inputs: gm,
+            broken,
+            options=CaptureOptions(fullgraph=fullgraph, on_error="run_uncompiled"),
         )
 
     loose = context(False)

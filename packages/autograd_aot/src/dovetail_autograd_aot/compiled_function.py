@@ -54,6 +54,7 @@ def aot_compile(
     function_mode: Callable[[], Any] | None = None,
     rewrite: Callable[[GraphModule], GraphModule] | None = None,
     log: AotLog | None = None,
+    late_error: Callable[[Exception], None] | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """Compile `gm`, a graph over flat inputs that returns a tuple.
 
@@ -64,7 +65,8 @@ def aot_compile(
     the first backward, unless `compile_backward_now`. Grad mode is that of this call.
     `function_mode` is as for `trace_joint`. What is traced is the graph that `rewrite` makes of
     `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is
-    counted in `log`.
+    counted in `log`. Where compiling fails later, for inputs that lie otherwise in memory,
+    `late_error` is called: it raises the error, or the captured operators run as they are.
     """
     settings = _Settings(
         forward_compiler=forward_compiler,
@@ -75,6 +77,7 @@ def aot_compile(
         function_mode=function_mode,
         rewrite=rewrite,
         log=AotLog() if log is None else log,
+        late_error=_reraise if late_error is None else late_error,
     )
     return _compile_with(settings, gm, example_inputs)
 
@@ -94,6 +97,11 @@ class _Settings:
     function_mode: Callable[[], Any] | None
     rewrite: Callable[[GraphModule], GraphModule] | None
     log: AotLog
+    late_error: Callable[[Exception], None]
+
+
+def _reraise(error: Exception) -> None:
+    raise error
 
 
 def _compile_with(settings: _Settings, gm: GraphModule, example_inputs: Sequence[Any]) -> Run:
@@ -134,7 +142,7 @@ def _compile_as_placed(
         except FrozenError:
             # It would assume more of symbolic sizes than the guards, which are made, say.
             return _Variants(_sizes_and_numbers, of_these_sizes, log)
-        except TraceError as error:
+        except Exception as error:
             return by_eager(error)
         log.placements += 1
         return made
@@ -144,14 +152,16 @@ def _compile_as_placed(
         as_it_is = replace(settings, rewrite=None)
         try:
             _, made = _compile(as_it_is, late, of_sizes(gm, inputs), inputs, wrapping)
-        except TraceError as error:
+        except Exception as error:
             return by_eager(error)
         log.placements += 1
         return made
 
-    def by_eager(error: TraceError) -> Run:
+    def by_eager(error: Exception) -> Run:
         if wrapping is not None:  # its graph notes of each trace how results are put together
             raise error
+        if not isinstance(error, TraceError):
+            settings.late_error(error)
         return _by_eager(gm, log, str(error))
 
     variants = _Variants(placed, of_any_size, log, {placed(example_inputs): run})

@@ -23,6 +23,7 @@ from dovetail_capture.context import CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
+from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
@@ -68,10 +69,13 @@ def _root_codes(target: Any) -> tuple[CodeType, ...]:
     return (code,) if isinstance(code, CodeType) else ()
 
 
-def _options(*, fullgraph: bool, dynamic: bool | None) -> CaptureOptions:
+def _options(
+    *, fullgraph: bool, dynamic: bool | None, on_error: OnError = ON_ERROR
+) -> CaptureOptions:
     return CaptureOptions(
         fullgraph=fullgraph,
         dynamic=dynamic,
+        on_error=on_error,
         is_disabled=is_disabled,
         is_allowed_in_graph=is_allowed_in_graph,
     )
@@ -86,9 +90,10 @@ def make_context(
     recompile_limit: int = 8,
     log: CompileLog | None = None,
     guard_filter_fn: GuardFilter | None = None,
+    on_error: OnError = ON_ERROR,
 ) -> CaptureContext:
     """A context for capturing `target` (a function or module) with `backend`."""
-    options = _options(fullgraph=fullgraph, dynamic=dynamic)
+    options = _options(fullgraph=fullgraph, dynamic=dynamic, on_error=on_error)
     context = CaptureContext(
         backend,
         _capture_frame,
@@ -110,12 +115,15 @@ def optimize(
     dynamic: bool | None = None,
     recompile_limit: int = 8,
     guard_filter_fn: GuardFilter | None = None,
+    on_error: OnError = ON_ERROR,
 ) -> Any:
     """A version of a function or module whose frames are captured and compiled by `backend`.
 
     `backend(graph_module, example_inputs)` returns a callable. With `fullgraph` a graph break is
     an error. `guard_filter_fn` is given a list of `GuardFilterEntry` and tells of each whether it
-    is kept: what it drops is never checked. The wrapper's `capture_context` holds the log.
+    is kept: what it drops is never checked. `on_error` tells whether an error inside the compiler
+    lets a graph or frame run uncompiled, or is raised. The wrapper's `capture_context` holds the
+    log.
 
     A class comes back as it is, with the calls of its instances captured (a decorator of modules).
     """
@@ -127,6 +135,7 @@ def optimize(
             dynamic=dynamic,
             recompile_limit=recompile_limit,
             guard_filter_fn=guard_filter_fn,
+            on_error=on_error,
         )
     if not callable(target):
         raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
@@ -144,6 +153,7 @@ def optimize(
         dynamic=dynamic,
         recompile_limit=recompile_limit,
         guard_filter_fn=guard_filter_fn,
+        on_error=on_error,
     )
     if isinstance(target, torch.nn.Module):
         # The call goes through the module's own __call__: its hooks run as ever.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -13,13 +14,23 @@ from dovetail_prims.backend_traits import (
     runs_graph_itself,
     traits_of,
 )
+from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.node_error import blamed
 
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.code_facts import CodeFacts
 from dovetail_capture.compile_log import CompileLog
 from dovetail_capture.errors import BackendError, CaptureError, place_of
+from dovetail_capture.failures import (
+    error_of_program,
+    failure_of,
+    is_mistake,
+    note_failure,
+    place_in,
+)
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
+from dovetail_capture.knobs import OnError
+from dovetail_capture.surroundings import torch_state_kept
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -41,42 +52,57 @@ class NeedsStaticGraphs(Exception):
     to get graphs without; says why."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the caller asks of a run: whether the graph may break, whether the frame was captured
+    for a backend that gets graphs without symbols, and what becomes of an internal error."""
+
+    breaks_allowed: bool
+    static: bool
+    on_error: OnError
+
+
 def run_backend(
     backend: Backend,
     code: CodeType,
     frame: CapturedFrame,
     facts: CodeFacts,
     log: CompileLog,
-    breaks_allowed: bool,
-    static: bool,
+    asked: Asked,
 ) -> Callable[..., Any]:
-    """What the backend makes of a frame's graph; `facts` are those of the code. With `static`, the
-    frame was captured for a backend that gets graphs without symbols.
+    """What the backend makes of a frame's graph; `facts` are those of the code.
 
-    Raises NeedsPlainFloats, NeedsStaticGraphs or NodeRefused where another capture may help,
-    BackendError otherwise.
+    An exception of a backend that is part of this compiler is an internal error: the graph runs
+    uncompiled, unless `asked` says that it is raised. Raises NeedsPlainFloats, NeedsStaticGraphs or
+    NodeRefused where another capture may help, BackendError otherwise.
     """
     assert frame.graph is not None
-    symbol = None if traits_of(backend).symbolic else first_symbolic_node(frame.graph)
-    if symbol is not None and static:
-        _refuse_data_dependent(symbol, backend, code, breaks_allowed)
+    traits = traits_of(backend)
+    symbol = None if traits.symbolic else first_symbolic_node(frame.graph)
+    if symbol is not None and asked.static:
+        _refuse_data_dependent(symbol, backend, code, asked.breaks_allowed)
     try:
-        with no_function_modes():
+        with no_function_modes(), torch_state_kept():
             compiled = backend(frame.graph, [i.example for i in frame.inputs])
     except CaptureError:
         raise
     except Exception as error:
+        own = error_of_program(error)
+        if own is not None:
+            raise own from own.__cause__
         if symbol is not None:
             raise NeedsStaticGraphs(f"backend {_name(backend)} failed: {error!r}") from error
-        symbolic = frame.draws or (frame.shape_env is not None and frame.shape_env.floats)
-        if symbolic and not facts.plain_floats:
-            raise NeedsPlainFloats from error  # what it refuses may be a symbolic number
-        operation = _operation_of(frame.graph, error)
-        if operation is not None and breaks_allowed:
-            if operation not in facts.refused:
-                reason = str(error).splitlines() or [""]
-                raise NodeRefused(operation, f"{type(error).__name__}: {reason[0]}") from error
+        recovers = traits.compiler and asked.on_error == "run_uncompiled"
+        mistake = traits.compiler and is_mistake(error)
+        if recovers and mistake:
+            _note(error, code, frame.graph, log)
+        if recovers or not mistake:
+            _ask_for_another(error, frame, facts, asked)
         log.add("error", code, f"backend: {error!r}")
+        if recovers:
+            if not mistake:
+                _note(error, code, frame.graph, log)
+            return run_plainly(frame.graph)
         raise BackendError(
             f"backend {_name(backend)} failed on the graph of {place_of(code)}: {error!r}"
         ) from error
@@ -109,6 +135,26 @@ def _refuse_data_dependent(
         raise NodeRefused(operation, what)
     place = str(node.meta.get("stack_trace") or place_of(code)).strip()
     raise BackendError(f"`{node.name}` is {what}\n{place}")
+
+
+def _ask_for_another(
+    error: Exception, frame: CapturedFrame, facts: CodeFacts, asked: Asked
+) -> None:
+    """Raise NeedsPlainFloats or NodeRefused, if a capture is left to try that may help."""
+    assert frame.graph is not None
+    symbolic = frame.draws or (frame.shape_env is not None and frame.shape_env.floats)
+    if symbolic and not facts.plain_floats:
+        raise NeedsPlainFloats from error  # what it refuses may be a symbolic number
+    operation = _operation_of(frame.graph, error)
+    if operation is not None and asked.breaks_allowed and operation not in facts.refused:
+        reason = str(error).splitlines() or [""]
+        raise NodeRefused(operation, f"{type(error).__name__}: {reason[0]}") from error
+
+
+def _note(error: Exception, code: CodeType, graph: torch.fx.GraphModule, log: CompileLog) -> None:
+    """Keep an internal error, and warn of it."""
+    place = f"{place_of(code)}, at {place_in(graph, blamed(error))}"
+    note_failure(log.failures, failure_of("compiling a graph", error, place, graph))
 
 
 def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
+from dovetail_capture.failures import Failure
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class FrameRecord:
 
 @dataclass
 class CompileLog:
-    """The events of one context, in order. `keep_frames` also keeps graphs and replacements."""
+    """The events of one context, in order. `keep_frames` also keeps graphs and replacements.
+    `failures` are internal errors, for each of which a graph or a frame runs uncompiled."""
 
     keep_frames: bool = False
     events: list[Event] = field(default_factory=list)
@@ -54,6 +56,7 @@ class CompileLog:
     checks: list[str] = field(default_factory=list)  # of tensors' data, which graphs make
     frames: list[FrameRecord] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
 
     def add(
         self,
@@ -109,3 +112,4 @@ class CompileLog:
         self.checks.clear()
         self.frames.clear()
         self.counters.clear()
+        self.failures.clear()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import linecache
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 
 from dovetail_capture import _frame_hook
 from dovetail_capture.backend_run import (
+    Asked,
     Backend,
     NeedsPlainFloats,
     NeedsStaticGraphs,
@@ -42,10 +42,12 @@ from dovetail_capture.errors import (
     GraphBreakError,
     InternalError,
     NotCapturable,
+    OfProgram,
     RecompileError,
     RecompileLimitError,
     place_of,
 )
+from dovetail_capture.failures import error_of_program, failure_of, note_failure
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
 from dovetail_capture.leaving import replay_of
 from dovetail_capture.marks import is_disabled, without_others_marks
@@ -66,7 +68,7 @@ from dovetail_capture.skip import (
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance
 from dovetail_capture.stepping.table import Stepping, stepping_of
-from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept
+from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept, warn_caller
 from dovetail_capture.unwinding import leave_blocks
 
 Capture = Callable[..., CapturedFrame]
@@ -145,6 +147,7 @@ class CaptureContext(_frame_hook.Context):
             "dynamic": self.options.dynamic,
             "recompile_limit": self.recompile_limit,
             "guard_filter_fn": self.guard_filter_fn,
+            "on_error": self.options.on_error,
         }
 
     def reset(self) -> None:
@@ -188,11 +191,44 @@ class CaptureContext(_frame_hook.Context):
     def on_miss(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         try:
             return self._answer(code, func, args)
-        except BaseException as error:
-            unwinding = self._continuations.unwinding(code)
-            if unwinding is not None:
-                leave_blocks(error, unwinding, func.__globals__, func.__closure__, *args)
-            raise
+        except BaseException as raised:
+            error = self._judged(code, raised)
+            try:
+                if error is None:
+                    return _frame_hook.SKIP
+                unwinding = self._continuations.unwinding(code)
+                if unwinding is not None:
+                    leave_blocks(error, unwinding, func.__globals__, func.__closure__, *args)
+                if error is raised:
+                    raise
+                raise error from error.__cause__
+            finally:
+                del error  # (its traceback holds this frame)
+
+    def _judged(self, code: CodeType, error: BaseException) -> BaseException | None:
+        """What is to be raised for an error on a miss: the program's own, or one that tells of what
+        was asked for. None for an internal error, if the frame may run uncompiled."""
+        if isinstance(error, OfProgram):
+            return error.error
+        own = error_of_program(error)
+        if own is not None:
+            return own
+        if not isinstance(error, Exception):
+            return error
+        if isinstance(error, CaptureError) and not isinstance(error, InternalError):
+            return error
+        root = self._continuations.root_code(code)
+        if not isinstance(error, InternalError):
+            text = f"internal error while answering a call of {place_of(root)}: {error!r}"
+            internal = InternalError(text)
+            internal.__cause__ = error
+            error = internal
+        if self.options.fullgraph or self.options.on_error == "raise":
+            return error
+        self.log.add("plain", root, f"{error}; this frame runs uncaptured")
+        self.hook.close(code)
+        note_failure(self.log.failures, failure_of("capture", error, place_of(root)))
+        return None
 
     def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         """What the hook is to do with a frame that it has no entry for."""
@@ -249,11 +285,6 @@ class CaptureContext(_frame_hook.Context):
         except NotCapturable as error:
             self.log.add("plain", self._continuations.root_code(code), str(error))
             return _frame_hook.SKIP
-        except InternalError as error:
-            if self.options.fullgraph:
-                raise
-            self._run_plainly(code, error)
-            return _frame_hook.SKIP
 
     def _tell_once(self, code: CodeType, why: str) -> None:
         """Log why some calls of a frame run uncaptured."""
@@ -283,14 +314,6 @@ class CaptureContext(_frame_hook.Context):
         failures = [guards.explain_failure(view) for guards in self._facts.of(code).guards]
         why = "; ".join(str(failure) for failure in failures) or "nothing was compiled for it"
         return f"a recompile, with the stance 'fail_on_recompile', of {place_of(code)}: {why}"
-
-    def _run_plainly(self, code: CodeType, error: InternalError) -> None:
-        """Tell of a mistake of ours that costs speed only: the frame runs as Python runs it."""
-        root = self._continuations.root_code(code)
-        self.log.add("plain", root, f"{error}; this frame runs uncaptured")
-        warnings.warn(
-            f"{error}; it runs uncompiled. Please report this.", RuntimeWarning, stacklevel=3
-        )
 
     def _compile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         if self._facts.of(code).guards and not self._may_recompile(code, func, args):
@@ -343,7 +366,10 @@ class CaptureContext(_frame_hook.Context):
         if frame.shape_env is not None:
             frame.shape_env.freeze()  # nothing more may be assumed: the guards are made
         if self.guard_filter_fn is not None:
-            guards = keep_guards(guards, self.guard_filter_fn, code, func, args)
+            try:
+                guards = keep_guards(guards, self.guard_filter_fn, code, func, args)
+            except Exception as error:
+                raise OfProgram(error) from error
         guard = self._checked_guard(code, func, args, guards)
         facts = self._facts.of(code)
         facts.guards.append(guards)
@@ -403,6 +429,8 @@ class CaptureContext(_frame_hook.Context):
             self.log.add("error", code, "capture")
             raise
         except Exception as error:
+            if error_of_program(error) is not None:
+                raise
             self.log.add("error", code, f"capture: {error!r}")
             raise InternalError(
                 f"internal error while capturing {place_of(code)}: {error!r}"
@@ -460,7 +488,8 @@ class CaptureContext(_frame_hook.Context):
         static = bool(self._static_graphs)
         if static and (self.options.dynamic or facts.sizes):
             self.log.add("static graph", code, self._static_graphs)
-        return run_backend(self.backend, code, frame, facts, self.log, breaks_allowed, static)
+        asked = Asked(breaks_allowed, static, self.options.on_error)
+        return run_backend(self.backend, code, frame, facts, self.log, asked)
 
     def _checked_guard(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], guards: GuardSet
@@ -504,7 +533,7 @@ class CaptureContext(_frame_hook.Context):
             raise RecompileLimitError(message)
         # What a loop does is told by the log; without a graph, nothing is lost.
         if not self._continuations.is_continuation(code) and facts.has_graph:
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            warn_caller(message, RuntimeWarning)
         return False
 
 

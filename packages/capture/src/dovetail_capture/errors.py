@@ -28,7 +28,16 @@ class NotCapturable(CaptureError):
 
 
 class InternalError(CaptureError):
-    """A mistake of capture itself; without `fullgraph` the frame runs plainly, with a warning."""
+    """A mistake of capture itself; without `fullgraph` the frame runs plainly, with a warning (see
+    `CaptureOptions.on_error`)."""
+
+
+class OfProgram(Exception):
+    """Carries `error`, which a function of the program's raised, past what is made of errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class BackendError(CaptureError):

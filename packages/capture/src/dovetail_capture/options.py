@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail_capture.knobs import ON_ERROR, OnError
+
 
 def _no_function(function: Any) -> bool:
     return False
@@ -25,7 +27,9 @@ class CaptureOptions:
     tells of recorded operations, by their number in the order of recording, that the backend cannot
     compile and why: each is a graph break. `unwinds`: other code leaves the blocks that the frame
     begins in, if its graph raises. `exports`: the graph is for calls that no guard checks,
-    those with gradients too. `is_disabled` tells functions that must run in Python (a graph break);
+    those with gradients too. `on_error`: an error inside the compiler lets a graph, or a frame, run
+    uncompiled, with a warning, or is raised (always under `fullgraph`, if it is capture's: there is
+    no whole graph then). `is_disabled` tells functions that must run in Python (a graph break);
     `is_allowed_in_graph` tells functions that become one call node without being looked into.
     """
 
@@ -37,6 +41,7 @@ class CaptureOptions:
     static_graphs: bool = False
     exports: bool = False
     unwinds: bool = False
+    on_error: OnError = ON_ERROR
     refused: Mapping[int, str] = field(default_factory=dict)
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)

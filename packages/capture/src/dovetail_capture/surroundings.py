@@ -4,6 +4,7 @@ and compilers leave as they find it."""
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,12 +14,24 @@ from torch.autograd import forward_ad
 from dovetail_capture.skip import is_skipped_file
 
 
-def place_of_caller() -> str:
-    """`file:line` of the innermost code that is the user's."""
+def caller() -> tuple[str, int]:
+    """File and line of the innermost code that is the user's."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_back and is_skipped_file(frame.f_code.co_filename):
         frame = frame.f_back
-    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the user's line."""
+    filename, line = caller()
+    warnings.warn_explicit(message, category, filename, line)
+
+
+def place_of_caller() -> str:
+    """`file:line` of the innermost code that is the user's."""
+    filename, line = caller()
+    return f"{filename}:{line}"
 
 
 def observer() -> str | None:
@@ -44,10 +57,41 @@ def _a_dispatch_mode_looks_on() -> bool:
 
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
-    """Capture and compilers leave the global grad mode and random state as they found them."""
-    grad, rng = torch.is_grad_enabled(), torch.random.get_rng_state()
+    """Capture and compilers leave the global grad mode, autocast and random state as they found
+    them, also where they fail in the middle of a region of either."""
+    grad, rng, autocast = torch.is_grad_enabled(), torch.random.get_rng_state(), _autocast_state()
     try:
         yield
     finally:
         torch.set_grad_enabled(grad)
         torch.random.set_rng_state(rng)
+        if autocast != _autocast_state():
+            _set_autocast_state(*autocast)
+
+
+_Autocast = tuple[int, bool, tuple[tuple[str, bool, torch.dtype], ...]]
+
+
+def _autocast_state() -> _Autocast:
+    """How many regions are open, whether casts are cached, and what is cast to on each device."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    devices = tuple(
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    )
+    return nesting, torch.is_autocast_cache_enabled(), devices
+
+
+def _set_autocast_state(
+    nesting: int, cached: bool, devices: tuple[tuple[str, bool, torch.dtype], ...]
+) -> None:
+    for device, enabled, dtype in devices:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(cached)
+    level = torch.autocast_increment_nesting()
+    while level > nesting:
+        level = torch.autocast_decrement_nesting()
+    if nesting == 0:
+        torch.clear_autocast_cache()
