@@ -243,6 +243,31 @@ inline PyObject* peek_dict(PyObject* object, bool& unmade) {
   return dict && PyDict_Check(dict) ? dict : nullptr;
 }
 
+// Set on load, once it is proved that we read the number of inline values rightly.
+inline bool& inline_values_are_known() {
+  static bool known = false;
+  return known;
+}
+
+// Has an object whose instance dict has not been made no attribute of its own? (False: not known.)
+// CPython counts the values that an object stores inline.
+inline bool has_no_values(PyObject* object) {
+  if (!inline_values_are_known()) return false;
+#if PY_VERSION_HEX >= 0x030D0000
+  constexpr unsigned long kInlineValues = 1UL << 2;  // Py_TPFLAGS_INLINE_VALUES
+  if (!PyType_HasFeature(Py_TYPE(object), kInlineValues)) return false;
+  auto* values = reinterpret_cast<const uint8_t*>(object) + Py_TYPE(object)->tp_basicsize;
+  return values[3] && values[1] == 0;  // they are valid, and there is none
+#elif PY_VERSION_HEX >= 0x030C0000
+  auto tagged = reinterpret_cast<const uintptr_t*>(object)[-3];
+  if (!(tagged & 1)) return tagged == 0;
+  return reinterpret_cast<const uint8_t*>(tagged + 1)[-2] == 0;
+#else
+  auto* values = reinterpret_cast<const uint8_t* const*>(object)[-4];
+  return !values || values[-2] == 0;
+#endif
+}
+
 // As `peek_dict`, but makes the dict if need be.
 inline PyObject* made_dict(PyObject* object) {
   bool unmade;

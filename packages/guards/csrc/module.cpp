@@ -97,7 +97,7 @@ bool is_live(const Node& node) {
     // Constants: in pure mode only immutable ones compare equal, or the very same object.
     if (check.kind == CheckKind::TensorIs || check.kind == CheckKind::ClassAttrs ||
         check.kind == CheckKind::FunctionIs || check.kind == CheckKind::SlotEmpty ||
-        check.kind == CheckKind::NoAccumulatorHooks) {
+        check.kind == CheckKind::NoAccumulatorHooks || check.kind == CheckKind::NoOwnAttrs) {
       return true;
     }
     if (check.kind == CheckKind::TypeIs && class_can_change(check.object.get())) return true;
@@ -242,7 +242,7 @@ int slot_of(Guard& guard, int64_t index) {
 }
 
 // The form of the tables that a guard is made of: another number wherever it changes.
-constexpr int kTables = 4;
+constexpr int kTables = 5;
 
 // (kind, ((node, dim or None) ...), ((op, argument) ...) or a function, stack depth)
 void add_relation(Guard& guard, PyObject* row) {
@@ -504,6 +504,19 @@ PyObject* probe_dict(PyObject*, PyObject* object) {
   return Py_NewRef(dict);
 }
 
+// Has an object no attribute of its own? None: it has a dict, or that is not known.
+PyObject* probe_values(PyObject*, PyObject* object) {
+  bool unmade;
+  peek_dict(object, unmade);
+  if (!unmade) Py_RETURN_NONE;
+  return PyBool_FromLong(has_no_values(object));
+}
+
+PyObject* set_values_known(PyObject*, PyObject* known) {
+  inline_values_are_known() = known == Py_True;
+  Py_RETURN_NONE;
+}
+
 PyObject* has_accumulator_hooks(PyObject*, PyObject* tensor) {
   if (!PyObject_TypeCheck(tensor, helpers().tensor_base) || !impl_of(tensor)) {
     PyErr_SetString(PyExc_TypeError, "expected a tensor");
@@ -557,6 +570,9 @@ PyMethodDef module_methods[] = {
     {"probe_constants", probe_constants, METH_VARARGS,
      "Our view of a dtype, a layout and a device: (dtype, layout, device type, device index)."},
     {"probe_dict", probe_dict, METH_O, "Our view of an object's instance dict, or None."},
+    {"probe_values", probe_values, METH_O, "Has an object without a dict no attribute?"},
+    {"set_inline_values_are_known", set_values_known, METH_O,
+     "Tell whether the number of inline values is read rightly."},
     {"probe_stamp", probe_stamp, METH_VARARGS, "Does a dict's stamp survive a call?"},
     {"accumulator_has_hooks", has_accumulator_hooks, METH_O,
      "Does the node that accumulates this tensor's gradient have hooks?"},

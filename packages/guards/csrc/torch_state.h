@@ -24,6 +24,10 @@ extern "C" int64_t dovetail_function_modes() __asm__("_ZN2at4impl22PythonTorchFu
     __attribute__((weak));
 extern "C" int dovetail_matmul(const void*) __asm__("_ZNK2at7Context22float32MatmulPrecisionEv")
     __attribute__((weak));
+extern "C" bool dovetail_autocast_cache() __asm__("_ZN2at8autocast25is_autocast_cache_enabledEv")
+    __attribute__((weak));
+extern "C" c10::ScalarType dovetail_autocast_dtype(c10::DeviceType)
+    __asm__("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE") __attribute__((weak));
 DOVETAIL_CONTEXT_BOOL(dovetail_det, "_ZNK2at7Context23deterministicAlgorithmsEv");
 DOVETAIL_CONTEXT_BOOL(dovetail_det_warn, "_ZNK2at7Context31deterministicAlgorithmsWarnOnlyEv");
 DOVETAIL_CONTEXT_BOOL(dovetail_flash, "_ZNK2at7Context19userEnabledFlashSDPEv");
@@ -50,8 +54,13 @@ enum class State : int {
   Cudnn,
   MatmulPrecision,
   FunctionTransforms,
+  AutocastCache,
   Count,
 };
+
+// From here on: the dtype of autocast on the device type `state - kAutocastDtype`.
+constexpr int kAutocastDtype = 64;
+static_assert(static_cast<int>(State::Count) <= kAutocastDtype);
 
 constexpr int64_t kUnreadable = INT64_MIN;
 
@@ -106,8 +115,14 @@ inline int64_t read_state(State state) {
       return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
           included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
     }
+    case State::AutocastCache:
+      return dovetail_autocast_cache ? dovetail_autocast_cache() : kUnreadable;
     case State::Count:
       break;
+  }
+  int device = static_cast<int>(state) - kAutocastDtype;
+  if (device >= 0 && device < c10::COMPILE_TIME_MAX_DEVICE_TYPES && dovetail_autocast_dtype) {
+    return static_cast<int64_t>(dovetail_autocast_dtype(static_cast<c10::DeviceType>(device)));
   }
   return kUnreadable;
 }

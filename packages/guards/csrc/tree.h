@@ -51,6 +51,7 @@ enum class CheckKind : int {
   FunctionIs,
   SlotEmpty,
   NoAccumulatorHooks,
+  NoOwnAttrs,
 };
 
 struct Check {
@@ -265,6 +266,27 @@ inline Outcome check_accumulator(PyObject* value) {
   return impl && !accumulator_has_hooks(impl) ? Pass : Fail;
 }
 
+// No attribute of these names in the value's own `__dict__`. Of tensors, which rarely have any: so
+// that none has to be given a `__dict__` for it.
+inline Outcome check_own_attrs(const Check& check, PyObject* value, Mode mode) {
+  bool unmade;
+  PyObject* dict = peek_dict(value, unmade);
+  if (unmade) {
+    if (has_no_values(value)) return Pass;
+    if (mode == Mode::Pure) return Unmade;
+    dict = made_dict(value);
+    if (!dict) return Fail;
+  }
+  if (!dict) return Pass;
+  PyObject* names = check.object.get();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+    int present = PyDict_Contains(dict, PyTuple_GET_ITEM(names, i));
+    if (present < 0) return swallow_exception();
+    if (present) return Fail;
+  }
+  return Pass;
+}
+
 // Checks about the value itself.
 inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
   switch (check.kind) {
@@ -284,6 +306,8 @@ inline Outcome check_value(Check& check, PyObject* value, Mode mode) {
       return check_empty_slot(check, value);
     case CheckKind::NoAccumulatorHooks:
       return check_accumulator(value);
+    case CheckKind::NoOwnAttrs:
+      return check_own_attrs(check, value, mode);
     default:
       return Fail;
   }

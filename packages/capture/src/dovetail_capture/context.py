@@ -6,6 +6,7 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import threading
 import time
@@ -32,6 +33,7 @@ from dovetail_capture.backend_run import (
     NodeRefused,
     run_backend,
 )
+from dovetail_capture.builtins_kept import replaced_builtin
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, Way
 from dovetail_capture.code_facts import FactsByCode
 from dovetail_capture.compile_log import CompileLog, FrameRecord
@@ -82,6 +84,9 @@ _OPEN_CHECKPOINT = (
     "other tensors than were saved for those that were; call torch.utils.checkpoint.checkpoint"
 )
 
+
+_BUILTINS = builtins.__dict__
+_OTHER_BUILTINS = "called where `{}` is not Python's own, it runs uncaptured"
 
 _MOST_ENTRIES = 128  # compiled versions of one frame, whatever modules they are for
 
@@ -232,6 +237,10 @@ class CaptureContext(_frame_hook.Context):
 
     def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         """What the hook is to do with a frame that it has no entry for."""
+        replaced, own = replaced_builtin(), getattr(func, "__builtins__")  # noqa: B009
+        if replaced is not None or own is not _BUILTINS:
+            self._tell_once(code, _OTHER_BUILTINS.format(replaced or "__builtins__"))
+            return None
         if without_others_marks(func) is not func:
             return None  # what it calls is captured; its code is that of all disabled functions
         if runs_with_capture_off(code):

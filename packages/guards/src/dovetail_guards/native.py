@@ -19,7 +19,7 @@ from dovetail_guards.evaluate import answers_hold, argument_names, constants_equ
 from dovetail_guards.expr_program import compile_program
 from dovetail_guards.iterators import READERS as ITERATOR_READERS
 from dovetail_guards.native_load import load_native
-from dovetail_guards.torch_state import READERS
+from dovetail_guards.torch_state import AUTOCAST_DEVICES, READERS, autocast_dtype
 
 _native = load_native()
 accumulator_has_hooks: Callable[[torch.Tensor], bool] = _native.accumulator_has_hooks
@@ -51,7 +51,7 @@ class NativeGuard(Protocol):
 _ARGUMENT, _CLOSURE, _GLOBALS, _BUILTINS, _OBJECT = range(5)
 _ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN, _CALL = range(5, 14)
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
-_CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY, _NO_ACCUMULATOR_HOOKS = 8, 9, 10, 11
+_CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY, _NO_ACCUMULATOR_HOOKS, _NO_OWN_ATTRS = range(8, 13)
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
 _SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE, _COMPUTED = range(5)
 
@@ -62,6 +62,10 @@ def _flags(value: tuple[bool, ...]) -> int:
 
 def _dtype_number(dtype: torch.dtype) -> int:
     return int(_native.probe_constants(dtype, torch.strided, torch.device("cpu"))[0])
+
+
+def _device_number(device: str) -> int:
+    return int(_native.probe_constants(torch.float32, torch.strided, torch.device(device))[2])
 
 
 # Setting -> its `State` number (csrc/torch_state.h), how its value is coded (None: this value has
@@ -79,6 +83,11 @@ _STATES: dict[str, tuple[int, Callable[[Any], int | None], bool]] = {
     "cudnn": (9, _flags, True),
     "float32_matmul_precision": (10, ("highest", "high", "medium").index, True),
     "function_transforms": (11, int, True),
+    "autocast_cache": (12, int, True),
+    **{
+        autocast_dtype(device): (64 + _device_number(device), _dtype_number, True)
+        for device in AUTOCAST_DEVICES
+    },
     # Without a torch-function mode no default device is in force.
     "default_device": (6, lambda value: 0 if value == torch.device("cpu") else None, False),
 }
@@ -87,7 +96,9 @@ _STATES: dict[str, tuple[int, Callable[[Any], int | None], bool]] = {
 class _Builder:
     """Collects the tables that `_native.NativeGuard` is made of."""
 
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, tensors: frozenset[s.Source] = frozenset()) -> None:
+        self.tensors = tensors
+        self.absent: dict[s.Source, list[str]] = {}  # names that tensors' own attributes lack
         self.arguments = argument_names(code)
         self.freevars = code.co_freevars
         self.nodes: list[tuple[int, int, Any, int]] = []
@@ -165,6 +176,8 @@ class _Builder:
                 self._check(clause.source, _DICT_KEYS, tuple(clause.keys))
             case c.HasKey():
                 self._check(clause.source, _HAS_KEY, clause.key, int(clause.present))
+            case c.HasInstanceAttr(present=False) if clause.source in self.tensors:
+                self.absent.setdefault(clause.source, []).append(clause.name)
             case c.HasInstanceAttr():
                 self._check(clause.source, _HAS_ATTR, clause.name, int(clause.present))
             case c.GlobalPresent():
@@ -195,6 +208,11 @@ class _Builder:
                 self._shape(clause)
             case _:
                 raise TypeError(f"no native rule for {type(clause).__name__}")
+
+    def finish(self) -> None:
+        """Enter what several clauses say together."""
+        for source, names in self.absent.items():
+            self._check(source, _NO_OWN_ATTRS, tuple(names))
 
     def _state(self, clause: c.TorchState) -> None:
         number, code, exact = _STATES.get(clause.name, (-1, lambda value: None, False))
@@ -265,9 +283,11 @@ def compile_guards(clauses: Sequence[c.Clause], code: CodeType) -> NativeGuard:
 
     Raises ValueError for a source that names no argument or free variable of `code`.
     """
-    builder = _Builder(code)
+    tensors = frozenset(each.source for each in clauses if isinstance(each, c.TensorIs))
+    builder = _Builder(code, tensors)
     for clause in clauses:
         builder.add(clause)
+    builder.finish()
     guard = _native.NativeGuard(
         len(builder.arguments), builder.nodes, builder.checks, builder.states, builder.relations
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-TABLES = 4
+TABLES = 5
 """The form of the tables that `native` gives to the extension (`kTables` in csrc/module.cpp)."""
 
 
@@ -67,6 +67,25 @@ def _write_goes_unnoticed(native: Any) -> bool:
     return bool(native.probe_stamp(holder.__dict__, lambda: setattr(holder, "x", 2)))
 
 
+def _counts_values(native: Any) -> bool:
+    """Does the native part see whether an object has attributes, before its dict is made?"""
+    native.set_inline_values_are_known(True)
+    full = _Probe()
+    full.x = 1  # type: ignore[attr-defined]
+    emptied = _Probe()
+    emptied.x = 1  # type: ignore[attr-defined]
+    del emptied.x  # type: ignore[attr-defined]
+    return all(
+        native.probe_values(each) in answers
+        for each, answers in (
+            (_Probe(), (True,)),
+            (torch.ones(1), (True,)),
+            (full, (False,)),
+            (emptied, (True, None)),
+        )
+    )
+
+
 def prove_layout(native: Any) -> None:
     """Compare the native view of torch's and Python's objects with what they say themselves."""
     wrong = []
@@ -99,6 +118,7 @@ def prove_layout(native: Any) -> None:
         native.set_inline_writes_are_silent(True)
         if _write_goes_unnoticed(native):
             wrong.append("dict version")
+    native.set_inline_values_are_known(_counts_values(native))
     if wrong:
         raise ImportError(
             f"dovetail_guards' native part reads {', '.join(sorted(set(wrong)))} wrongly on "

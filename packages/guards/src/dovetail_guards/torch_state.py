@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,17 +21,29 @@ _C: Any = torch._C
 
 _CPU = torch.device("cpu")
 _DEVICE_CONTEXT: Any = torch._GLOBAL_DEVICE_CONTEXT
-_AUTOCAST_DEVICES: tuple[str, ...] = tuple(_C._autocast_supported_devices())
+AUTOCAST_DEVICES: tuple[str, ...] = tuple(_C._autocast_supported_devices())
 
 
 def _autocast() -> tuple[Any, ...]:
     """`()` when off, else ((device, dtype) of each enabled device ..., cache enabled)."""
     enabled = tuple(
         (device, torch.get_autocast_dtype(device))
-        for device in _AUTOCAST_DEVICES
+        for device in AUTOCAST_DEVICES
         if torch.is_autocast_enabled(device)
     )
     return enabled and (*enabled, torch.is_autocast_cache_enabled())
+
+
+def autocast_dtype(device: str) -> str:
+    """The name of the setting which dtype autocast has on a type of device, on or off."""
+    return f"autocast_dtype of {device}"
+
+
+def _numpy_errors() -> tuple[str, ...]:
+    """What NumPy does at each kind of floating-point error, if it may raise or call something."""
+    numpy = sys.modules.get("numpy")
+    kinds = () if numpy is None else tuple(numpy.geterr().values())
+    return kinds if set(kinds) - {"ignore", "warn"} else ()
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -149,6 +162,12 @@ READERS: dict[str, Callable[[], Any]] = {
     "grad_mode": torch.is_grad_enabled,
     "inference_mode": torch.is_inference_mode_enabled,
     "autocast": _autocast,
+    "autocast_cache": torch.is_autocast_cache_enabled,
+    **{
+        autocast_dtype(device): partial(torch.get_autocast_dtype, device)
+        for device in AUTOCAST_DEVICES
+    },
+    "numpy_errors": _numpy_errors,
     "default_dtype": torch.get_default_dtype,
     "default_device": _default_device,
     "deterministic": _deterministic,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
+from dovetail_capture.interpreter import numpy_errors
 from dovetail_capture.interpreter.asked_objects import Asker, may_ask
 from dovetail_capture.interpreter.protocols import class_attributes, constants, operands
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -139,7 +140,7 @@ def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) 
     copies = [c for c in (*real_args, *real_kwargs.values()) if isinstance(c, _MUTABLE)]
     before = [_parts(copy) for copy in copies]
     try:
-        result = fn(*real_args, **real_kwargs)
+        result = numpy_errors.call(vm.session, fn, real_args, real_kwargs)
     except Exception as error:
         if asker is not None:
             asker.raised(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import enum
 import operator
 import re
@@ -203,6 +204,10 @@ def _is_copied_by_parts(vm: Interpreter, value: ObjectValue) -> bool:
     for name in (*_COPY_HOOKS, *_STATE_HOOKS):
         class_attributes.class_lookup(vm, cls, name)  # (guards that it stays so)
     if value.native is not None or issubclass(cls, BaseException):
+        return False
+    registered = vm.held(copyreg.dispatch_table)
+    assert isinstance(registered, DictValue)
+    if dicts.contains(vm, registered, cls):
         return False
     made_by_object = cls.__new__ is object.__new__
     plain = all(getattr(cls, name) is getattr(object, name) for name in _COPY_HOOKS)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
-from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -84,6 +84,7 @@ def make_class(
     if meta not in _METACLASSES:
         raise GraphBreakSignal(f"creation of the class {name}, whose metaclass is {meta.__name__}")
     for base in resolved:
+        class_attributes.class_lookup(vm, base, "__init_subclass__")  # (guards that it stays so)
         hook = getattr(base.__init_subclass__, "__func__", None)
         if hook is not None and module_of(hook).partition(".")[0] not in _QUIET_MODULES:
             raise GraphBreakSignal(f"creation of the class {name}: {hook.__qualname__} runs then")

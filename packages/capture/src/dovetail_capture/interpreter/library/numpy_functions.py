@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from dovetail_capture.interpreter import numpy_errors
 from dovetail_capture.interpreter.library import numpy_on_tensors as twins
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.numpy_arrays import (
@@ -97,6 +98,8 @@ def mapped(
         of_tensors = any(holds_tensor(vm, arg) for arg in (*args, *kwargs.values()))
         if not of_tensors and not any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
             return PASS
+        if numpy_errors.note(vm.session):
+            raise GraphBreakSignal(f"`{name}` where numpy.seterr lets errors be raised", HINT)
         try:
             takes.bind(*args, **kwargs)
         except TypeError as error:

@@ -133,14 +133,33 @@ def _deferred(fn: Any) -> Handler:
 def dataclass_fields(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if isinstance(value, Constant):
+        if isinstance(value.value, type):
+            _note_fields(vm, value.value)
         return vm.fold(dataclasses.fields, args, kwargs)
+    _note_fields(vm, value.python_type())
     return vm.held(dataclasses.fields(value.python_type()))
+
+
+def _note_fields(vm: Interpreter, cls: type) -> None:
+    """Guard which fields a dataclass has."""
+    _, fields = class_attributes.class_lookup(vm, cls, "__dataclass_fields__")
+    if type(fields) is not dict or not class_attributes.is_changeable(vm, cls):
+        return
+    sources, guard = vm.session.sources, vm.session.guard
+    table = sources.held(fields, f"{cls.__qualname__}.__dataclass_fields__")
+    guard(c.DictKeysAre, table, tuple(fields))
+    for name, field in fields.items():
+        vm.session.pin(sources.item(table, name), field)
 
 
 def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     target = value.value if isinstance(value, Constant) else value.python_type()
-    return boolean(dataclasses.is_dataclass(target))
+    cls = target if isinstance(target, type) else type(target)
+    return boolean(
+        class_attributes.class_lookup(vm, cls, "__dataclass_fields__")[1]
+        is not class_attributes.MISSING
+    )
 
 
 def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

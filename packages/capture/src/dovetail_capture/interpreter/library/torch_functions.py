@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -10,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
+from dovetail_guards.torch_state import (
+    AUTOCAST_DEVICES,
+    BACKEND_FLAGS,
+    READERS,
+    autocast_dtype,
+)
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, inlining, object_attributes
+from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -120,15 +127,60 @@ def mode_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(False)
 
 
+_AUTOCAST = inspect.signature(torch.autocast.__init__)
+
+
 def autocast_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.autocast(...)`: made for real (it only reads torch's state), fields copied."""
     manager = args[0]
     assert isinstance(manager, ObjectValue)
+    try:
+        given = _AUTOCAST.bind(*args, **kwargs).arguments
+    except TypeError:
+        return PASS  # torch's own raises
+    device = vm.as_python(given["device_type"])
+    if "dtype" not in given or is_none(given["dtype"]):
+        _note_autocast_dtype(vm, device)
+    if "cache_enabled" not in given or is_none(given["cache_enabled"]):
+        _note_autocast_cache(vm)
     real_args = [vm.as_python(arg) for arg in args[1:]]
     real = torch.autocast(*real_args, **{k: vm.as_python(v) for k, v in kwargs.items()})
     for name, item in vars(real).items():
         dicts.put(vm, manager.fields, Constant(name), vm.constant(item))
     return NONE
+
+
+def _note_autocast_dtype(vm: Interpreter, device: Any) -> None:
+    """Guard which dtype autocast has on a type of device, unless a block of the frame set it."""
+    set_here = [mode.manager for mode in vm.session.open_modes if mode.inference is None]
+    if device not in AUTOCAST_DEVICES:
+        return  # torch's own raises
+    if all(vm.as_python(vm.get_attr(block, "device")) != device for block in set_here):
+        name = autocast_dtype(device)
+        vm.session.guard_state(name, READERS[name]())
+
+
+def _note_autocast_cache(vm: Interpreter) -> None:
+    """Guard whether autocast keeps what it cast, unless a block of the frame said it."""
+    if all(mode.inference is not None for mode in vm.session.open_modes):
+        vm.session.guard_state("autocast_cache", torch.is_autocast_cache_enabled())
+
+
+def autocast_dtype_of(fn: Callable[..., Any], device: str | None = None) -> Handler:
+    """A function that tells autocast's dtype, of the type of device that it is given if none is."""
+
+    def run(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        given = [vm.as_python(arg) for arg in (*args, *kwargs.values())]
+        _note_autocast_dtype(vm, device if device is not None else given[0] if given else None)
+        return vm.fold(fn, args, kwargs)
+
+    return run
+
+
+def autocast_cache_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.is_autocast_cache_enabled()`."""
+    _note_autocast_cache(vm)
+    return vm.fold(torch.is_autocast_cache_enabled, args, kwargs)
 
 
 # --- nn.Module calls -----------------------------------------------------------------------------
@@ -142,6 +194,7 @@ _MODULE_HOOKS = (
     "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks",
 )  # fmt: skip
 _CALL_IMPL: Any = torch.nn.Module._call_impl
+_WRAPPED_CALL_IMPL: Any = torch.nn.Module._wrapped_call_impl
 
 
 def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -149,6 +202,9 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     module = args[0]
     if not isinstance(module, ObjectValue):
         return PASS
+    own = class_lookup(vm, module.cls, "_call_impl")[1] is not _CALL_IMPL
+    if own or dicts.contains(vm, module.fields, "_call_impl"):
+        return inlining.inline(vm, _WRAPPED_CALL_IMPL, args, kwargs)
     if not vm.session.global_hooks_guarded:
         sources = vm.session.sources
         base = sources.held(_module_globals, "module torch.nn.modules.module")
@@ -281,12 +337,11 @@ def cpu_capabilities(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _FOLDED: tuple[Any, ...] = (
-    torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled,
-    _C._is_any_autocast_enabled,
+    torch.is_autocast_enabled, _C._is_any_autocast_enabled,
     torch.promote_types, torch.can_cast, torch.finfo, torch.iinfo,
     torch.get_default_device, torch.cuda.is_available, torch.cuda.device_count,
-    torch.backends.mps.is_available, torch.backends.cuda.is_built, torch.get_autocast_cpu_dtype,
-    torch.get_autocast_gpu_dtype, torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
+    torch.backends.mps.is_available, torch.backends.cuda.is_built,
+    torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
     torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
     torch.cuda.is_current_stream_capturing,
     torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled,
@@ -327,6 +382,10 @@ HANDLERS: dict[Any, Handler] = {
     torch.is_grad_enabled: is_grad_enabled,
     _C._set_grad_enabled: set_grad_enabled,
     torch.autocast.__init__: autocast_init,
+    torch.get_autocast_dtype: autocast_dtype_of(torch.get_autocast_dtype),
+    torch.get_autocast_cpu_dtype: autocast_dtype_of(torch.get_autocast_cpu_dtype, "cpu"),
+    torch.get_autocast_gpu_dtype: autocast_dtype_of(torch.get_autocast_gpu_dtype, "cuda"),
+    torch.is_autocast_cache_enabled: autocast_cache_enabled,
     torch.autocast.__enter__: autocast_enter,
     torch.autocast.__exit__: mode_exit,
     torch.inference_mode.__enter__: inference_enter,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.bytecode import VERSION, Instruction
 from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD
+from dovetail_capture.interpreter.opcodes.names import built_in
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -161,7 +161,7 @@ def cleanup_throw(frame: Frame, inst: Instruction) -> None:
 
 
 def load_build_class(frame: Frame, inst: Instruction) -> None:
-    frame.stack.append(Constant(builtins.__build_class__))
+    frame.stack.append(built_in(frame.vm, "__build_class__"))
 
 
 def break_by_design(frame: Frame, inst: Instruction) -> None:

@@ -49,17 +49,24 @@ def global_value(vm: Interpreter, globals_: dict[str, Any], name: str) -> Value:
             label = f"globals of {globals_.get('__name__', '?')}"
             source = sources.item(sources.held(globals_, label), name)
         value = vm.wrap(globals_[name], source)
-    elif name in _BUILTINS:
+    else:
         if is_own:
             session.guard(c.GlobalPresent, name, False)  # type: ignore[arg-type]
         else:
             session.guard(c.HasKey, sources.held(globals_), name, False)
-        source = sources.item(sources.held(_BUILTINS, "builtins"), name)
-        value = vm.wrap(_BUILTINS[name], source)
-    else:
-        vm.raise_error(NameError, f"name '{name}' is not defined", name=name)
+        value = built_in(vm, name)
     vm.global_values[key] = value
     return value
+
+
+def built_in(vm: Interpreter, name: str) -> Value:
+    """A name of Python's `builtins`; NameError without it."""
+    sources = vm.session.sources
+    held = sources.held(_BUILTINS, "builtins")
+    if name not in _BUILTINS:
+        vm.session.guard(c.HasKey, held, name, False)
+        vm.raise_error(NameError, f"name '{name}' is not defined", name=name)
+    return vm.wrap(_BUILTINS[name], sources.item(held, name))
 
 
 def load_global(frame: Frame, inst: Instruction) -> None:
@@ -140,6 +147,7 @@ def import_name(frame: Frame, inst: Instruction) -> None:
     from_list = frame.stack.pop()
     level = frame.stack.pop()
     vm = frame.vm
+    built_in(vm, "__import__")
     names = vm.as_python(from_list)
     depth = vm.as_python(level)
     package = frame.globals_.get("__package__") or frame.globals_.get("__name__", "")

@@ -19,6 +19,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
+from dovetail_capture.interpreter.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
@@ -38,7 +39,7 @@ from dovetail_capture.interpreter.protocols.object_attributes import (
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.stored_names import is_settled
-from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.arrays import ArraySource, ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -58,6 +59,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -99,6 +101,10 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
         return class_attr(vm, obj, real, name)
     owner, attr = class_lookup(vm, type(real), name)
     kind = type(attr)
+    if attr is not MISSING and not is_data_descriptor(vm, attr):
+        own = _own_attr_of_constant(vm, obj, name)
+        if own is not None:
+            return own
     if kind in C_METHODS:
         return NativeMethod(attr, obj, name)
     if kind is types.FunctionType:
@@ -129,6 +135,22 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     return vm.wrap(found, vm.session.sources.attr(source, name))
 
 
+def _own_attr_of_constant(vm: Interpreter, obj: Constant, name: str) -> Value | None:
+    """What a constant (a member of an enumeration, say) has itself under the name of a method of
+    its class; None, which is guarded, if it has nothing."""
+    real = obj.value
+    if type(real) in EQUALITY_TYPES or isinstance(real, types.BuiltinFunctionType):
+        return None
+    fields = getattr(real, "__dict__", None)
+    if type(fields) is not dict:
+        return None
+    source = obj.source if obj.source is not None else vm.session.sources.held(real)
+    if name in fields:
+        return vm.wrap(fields[name], vm.session.sources.instance_attr(source, name))
+    vm.session.guard(c.HasInstanceAttr, source, name, False)
+    return None
+
+
 def _of_property(vm: Interpreter, obj: Constant, getter: types.FunctionType, name: str) -> Value:
     """What a property of a constant's class gives, or its `__getattr__` if that finds nothing."""
     try:
@@ -145,6 +167,8 @@ def _of_property(vm: Interpreter, obj: Constant, getter: types.FunctionType, nam
 def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name: str) -> Value:
     attributes = module.__dict__
     sources = vm.session.sources
+    place = sources.held(module, module.__name__) if obj.source is None else obj.source
+    vm.session.guard(c.TypeIs, place, type(module))
     base = sources.held(attributes, f"module {module.__name__}")
     key = (id(attributes), name)
     if key in vm.session.global_writes:
@@ -184,6 +208,10 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     if name == "__class__":
         return vm.held(obj.cls)
     owner, attr = class_lookup(vm, obj.cls, name)
+    if attr is not MISSING and obj.source is not None and not is_data_descriptor(vm, attr):
+        own = _own_attr_of_tensor(vm, obj, name)
+        if own is not None:
+            return own
     if attr is MISSING:
         if is_wrapper_type(obj.cls):
             return _wrapper_attr(vm, obj, name)
@@ -203,9 +231,23 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return BoundMethod(vm.held(attr), obj)
     if kind is property and obj.overrides and not issubclass(torch.Tensor, owner):
         return vm.call(vm.held(attr.fget), [obj], {})
+    if kind is property and owner is torch.Tensor and not is_settled(module_of(attr.fget)):
+        return vm.call(vm.held(attr.fget), [obj], {})  # the program put it there
     if kind is types.GetSetDescriptorType or kind is property:
         return vm.tensor_property(obj, name)
     return bind_to_instance(vm, obj, owner, name, attr)
+
+
+def _own_attr_of_tensor(vm: Interpreter, obj: TensorValue, name: str) -> Value | None:
+    """What an input has itself under the name of a method of its class; None, which is guarded,
+    if it has nothing."""
+    if obj.real is None or isinstance(obj.source, (type(None), ArraySource)):
+        return None
+    fields = obj.real.__dict__
+    if name in fields:
+        return vm.wrap(fields[name], vm.session.sources.instance_attr(obj.source, name))
+    vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
+    return None
 
 
 # Of an int or float that follows from sizes. (Floats have no numerator: their class says so.)

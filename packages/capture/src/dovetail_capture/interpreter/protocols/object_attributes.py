@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
@@ -84,27 +83,12 @@ def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None
         return obj.fields if has_dict else None
     if attr is not MISSING and is_data_descriptor(vm, attr):
         return data_descriptor(vm, obj, owner, name, attr)
-    if attr is MISSING and obj.fields.origin is not None and name not in obj.fields.origin:
-        # Nothing on the class: `__getattr__` decides, and only then is absence guarded.
-        if name not in obj.fields.entries:
-            if _finds_module_child(obj, name):
-                return _fallback(vm, obj, name)
     found = dicts.get(vm, obj.fields, name)
     if found is not None:
         return found
     if attr is MISSING:
         return None
     return bind_to_instance(vm, obj, owner, name, attr)
-
-
-def _finds_module_child(obj: ObjectValue, name: str) -> bool:
-    """Is `name` a parameter, buffer or submodule? nn.Module keeps these apart from its
-    instance attributes, so that finding one needs no guard that the others lack it."""
-    if not isinstance(obj.real, torch.nn.Module):
-        return False
-    fields = obj.fields.origin
-    assert fields is not None
-    return any(name in fields.get(kind, ()) for kind in ("_parameters", "_buffers", "_modules"))
 
 
 def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: Any) -> Value:
@@ -247,7 +231,6 @@ def _fallback(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
 def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     """nn.Module.__getattr__: parameters, buffers, submodules."""
     session = vm.session
-    absent: list[Source] = []
     for kind in ("_parameters", "_buffers", "_modules"):
         origin = obj.fields.origin
         real = None if origin is None else origin.get(kind)
@@ -263,9 +246,5 @@ def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
         base = session.sources.instance_attr(obj.source, kind)
         if name in real:
             return vm.wrap(real[name], session.sources.item(base, name))
-        absent.append(base)
-    # A name lives in one of the three only (nn.Module sees to that), so absence is guarded
-    # just where nothing was found.
-    for base in absent:
         session.guard(c.HasKey, base, name, False)
     return missing(vm, obj, name)

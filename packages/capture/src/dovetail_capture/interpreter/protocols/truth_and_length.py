@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
+import torch
+
 from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import dunder, fold, has_own
@@ -29,6 +31,9 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
+
+_TENSOR_LENGTH = torch.Tensor.__len__
 
 
 def truth(vm: Interpreter, value: Value) -> bool:
@@ -79,7 +84,9 @@ def length(vm: Interpreter, value: Value) -> int:
         return dicts.length(vm, value)
     if isinstance(value, DictView):
         return length(vm, vm.native(value.dictionary))
-    if isinstance(value, TensorValue):
+    if isinstance(value, TensorValue) and (
+        class_attributes.class_lookup(vm, value.cls, "__len__")[1] is _TENSOR_LENGTH
+    ):
         if not len(value.sizes):
             vm.raise_error(TypeError, "len() of a 0-d tensor")
         return value.sizes[0]  # type: ignore[no-any-return]
