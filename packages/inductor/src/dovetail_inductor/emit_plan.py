@@ -38,6 +38,7 @@ from dovetail_inductor.codegen_triton.attention import emit_attention
 from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.codegen_triton.product import emit_product
+from dovetail_inductor.loop_ir.expr import Apply, walk
 from dovetail_inductor.loop_ir.loops import PART, Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
@@ -271,7 +272,15 @@ class _Writer:
         sizes = tuple(SizeExpr("sym", (name,)) for name in source.sizes)
         work = size_expr(shape.work)
         pointers = self.places(source.pointers)
-        self.steps.append(LaunchCpp(symbol, pointers, sizes, work, shape.grain))
+        line = _line_of_checks(kernel)
+        self.steps.append(LaunchCpp(symbol, pointers, sizes, work, shape.grain, line))
+
+
+def _line_of_checks(kernel: FusedKernel) -> str:
+    """The line of the program whose indices a kernel checks (the first of them)."""
+    values = (value for nest in kernel.nests for value in nest.values)
+    checks = (node.check for node in walk(values) if isinstance(node, Apply))
+    return next((check.line for check in checks if check is not None), "")
 
 
 def _number(name: str) -> tuple[int, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+from pathlib import Path
 from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Node
+
+_OF_TORCH = f'File "{Path(torch.__file__).parent}'
 
 
 def fake_of(node: Any) -> FakeTensor:
@@ -27,4 +30,13 @@ def is_view(node: Node) -> bool:
     )
 
 
-__all__ = ["fake_of", "is_view"]
+def line_of(node: Node) -> str:
+    """The line of the program that a node stands for, as tracebacks write it: the innermost that is
+    not PyTorch's own; "" if none is known."""
+    trace = (line.strip() for line in (node.meta.get("stack_trace") or "").splitlines())
+    places = [line for line in trace if line.startswith("File ")]
+    own = [place for place in places if not place.startswith(_OF_TORCH)]
+    return (own or places or [""])[-1]
+
+
+__all__ = ["fake_of", "is_view", "line_of"]

@@ -192,8 +192,9 @@ class _Lowering:
                 return (VIEW, slot, root.number, self._spec(step.spec))
             case LaunchCpp():
                 tensors = tuple(self._tensor(name) for name in step.tensors)
+                told = f"{step.kernel}\n{step.line}" if step.line else step.kernel
                 return (
-                    LAUNCH_CPP, step.kernel, self._address(step.kernel), tensors,
+                    LAUNCH_CPP, told, self._address(step.kernel), tensors,
                     self._numbers(step.sizes), self._number(step.work), max(1, step.grain),
                 )  # fmt: skip
             case LaunchTriton():

@@ -166,13 +166,15 @@ class View:
 
 @dataclass(frozen=True)
 class LaunchCpp:
-    """Run a `CppKernel` over `work` items, in chunks of at least `grain`."""
+    """Run a `CppKernel` over `work` items, in chunks of at least `grain`. `line` is the program's
+    line that an error of the kernel tells, if it may have any."""
 
     kernel: str
     tensors: tuple[str, ...]
     sizes: tuple[Size, ...]
     work: Size
     grain: int
+    line: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ one node and `is` is equality. The order of `uid`s is a valid order of computati
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import frexp
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -73,14 +73,17 @@ class Load:
         return values if self.mask is None else (*values, self.mask)
 
 
-class IndexCheck(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class IndexCheck:
     """What `check_index` asks of an index into dimension `dim`, which is `size` long; the kernel
-    raises `error` where it is not. `wrapped`: to what was negative the size has been added."""
+    raises `error` where it is not. `wrapped`: to what was negative the size has been added. `line`
+    is the program's that uses the index; two checks may be one whatever their lines."""
 
     size: int
     dim: int
     error: Literal["IndexError", "RuntimeError"]
     wrapped: bool
+    line: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

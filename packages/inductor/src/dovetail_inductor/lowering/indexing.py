@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexCheck, IndexValue
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, indirect
 from dovetail_inductor.loop_ir.sizes import any_symbolic, known_le, known_within
@@ -131,10 +132,16 @@ def _flip(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, An
 
 
 def checked_index(
-    ctx: Context, position: Expr, size: int, mask: Expr | None, dim: int, kind: IndexKind
+    ctx: Context,
+    node: fx.Node,
+    position: Expr,
+    size: int,
+    mask: Expr | None,
+    dim: int,
+    kind: IndexKind,
 ) -> Index:
-    """The index into dimension `dim` that `position` holds, checked against its `size`; one that
-    is negative counts from the end if its `kind` is "wrapped"."""
+    """The index into dimension `dim` that `position` holds, checked against its `size` for `node`;
+    one that is negative counts from the end if its `kind` is "wrapped"."""
     b = ctx.builder
     wrap = kind == "wrapped"
     if wrap and (unsigned := _unsigned(ctx, position, size)) is not None:
@@ -156,7 +163,7 @@ def checked_index(
         position = b.apply("where", [negative, wrapped, position])
     error: Literal["IndexError", "RuntimeError"]
     error = "RuntimeError" if kind == "scattered" else "IndexError"
-    check = IndexCheck(size, dim, error, wrap)
+    check = IndexCheck(size, dim, error, wrap, line_of(node))
     return indirect(b.apply("check_index", [position], check=check), size)
 
 
@@ -173,6 +180,7 @@ def _unsigned(ctx: Context, position: Expr, size: int) -> Expr | None:
 
 def picked_indices(
     ctx: Context,
+    node: fx.Node,
     picks: Sequence[Value | None],
     sizes: Sequence[int],
     picked: tuple[int, tuple[int, ...]],
@@ -190,7 +198,7 @@ def picked_indices(
             own.append(next(rest))
         else:
             position = broadcast_load(ctx, pick, shape, at, mask)
-            own.append(checked_index(ctx, position, sizes[d], mask, d, "wrapped"))
+            own.append(checked_index(ctx, node, position, sizes[d], mask, d, "wrapped"))
     return tuple(own)
 
 
@@ -207,7 +215,7 @@ def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     lead = dims[0] if together else 0  # where the picked dimensions come to stand
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
-        own = picked_indices(ctx, picks, source.shape, (lead, shape), indices, mask)
+        own = picked_indices(ctx, node, picks, source.shape, (lead, shape), indices, mask)
         return ctx.load(source, own, mask)
 
     value.loader = loader
@@ -225,7 +233,7 @@ def _gather(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         position = ctx.load(pick, indices, mask)
-        at = checked_index(ctx, position, source.shape[dim], mask, dim, "scattered")
+        at = checked_index(ctx, node, position, source.shape[dim], mask, dim, "scattered")
         return ctx.load(source, (*indices[:dim], at, *indices[dim + 1 :]), mask)
 
     value.loader = loader
@@ -238,7 +246,7 @@ def _embedding(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         position = ctx.load(pick, indices[:-1], mask)
-        at = checked_index(ctx, position, weight.shape[0], mask, 0, "plain")
+        at = checked_index(ctx, node, position, weight.shape[0], mask, 0, "plain")
         return ctx.load(weight, (at, indices[-1]), mask)
 
     value.loader = loader

@@ -143,7 +143,7 @@ def _scatter_reduce(
 ) -> Any:
     base, dim, index, source, name = args[:5]
     include_self = args[5] if len(args) > 5 else kwargs.get("include_self", True)
-    points = points_along(ctx, base, dim, index, source, base.dtype)
+    points = points_along(ctx, node, base, dim, index, source, base.dtype)
     return _reduce(ctx, node, base, points, name, include_self)
 
 
@@ -151,14 +151,14 @@ def _index_reduce(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict
     base, dim, index, source, name = args[:5]
     include_self = args[5] if len(args) > 5 else kwargs.get("include_self", True)
     if not base.shape or not index.shape:
-        points = points_along(ctx, base, dim, index, source, base.dtype)
+        points = points_along(ctx, node, base, dim, index, source, base.dtype)
         return _reduce(ctx, node, base, points, name, include_self)
     dim %= len(base.shape)
     make_cheap(ctx, base, source, index)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, (indices[dim],))
-        at = checked_index(ctx, position, base.shape[dim], None, dim, "plain")
+        at = checked_index(ctx, node, position, base.shape[dim], None, dim, "plain")
         return (*indices[:dim], at, *indices[dim + 1 :]), ctx.load(source, indices)
 
     return _reduce(ctx, node, base, (source.shape, point), name, include_self)
@@ -176,7 +176,7 @@ def _embedding_backward(
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, indices[:-1])
-        at = checked_index(ctx, position, rows, None, 0, "plain")
+        at = checked_index(ctx, node, position, rows, None, 0, "plain")
         brought = ctx.load(gradient, indices)
         if padding is not None and padding >= 0:
             skipped = b.apply("eq", [position, b.constant(padding, position.dtype)])

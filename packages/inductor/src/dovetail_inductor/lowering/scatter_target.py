@@ -151,7 +151,13 @@ def element_of(ctx: Context, source: Any, indices: Indices, dtype: torch.dtype) 
 
 
 def points_along(
-    ctx: Context, base: Value, dim: int, index: Value, source: Any, dtype: torch.dtype
+    ctx: Context,
+    node: fx.Node,
+    base: Value,
+    dim: int,
+    index: Value,
+    source: Any,
+    dtype: torch.dtype,
 ) -> tuple[tuple[int, ...], Point]:
     """The points of a scatter along one dimension."""
     if not base.shape or not index.shape:
@@ -160,7 +166,7 @@ def points_along(
             own = indices if index.shape else ()
             position = ctx.load(index, own)
             size = base.shape[0] if base.shape else 1
-            at = checked_index(ctx, position, size, None, 0, "scattered")
+            at = checked_index(ctx, node, position, size, None, 0, "scattered")
             where = (ZERO,) * len(source.shape) if isinstance(source, Value) else ()
             return (at,) * len(base.shape), element_of(ctx, source, where, dtype)
 
@@ -170,7 +176,7 @@ def points_along(
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         position = ctx.load(index, indices)
-        at = checked_index(ctx, position, base.shape[dim], None, dim, "scattered")
+        at = checked_index(ctx, node, position, base.shape[dim], None, dim, "scattered")
         own = (*indices[:dim], at, *indices[dim + 1 :])
         return own, element_of(ctx, source, indices, dtype)
 

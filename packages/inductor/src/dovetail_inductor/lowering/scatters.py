@@ -64,7 +64,7 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     make_cheap(ctx, base, source, *used)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
-        own = picked_indices(ctx, picks, base.shape, (lead, shape), indices, None)
+        own = picked_indices(ctx, node, picks, base.shape, (lead, shape), indices, None)
         return own, broadcast_load(ctx, source, whole, indices, None)
 
     target = Target(ctx, value, combine)
@@ -113,7 +113,7 @@ def _scatter(combine: Combine) -> Rule:
             return NotImplemented
         target = Target(ctx, value, how)
         target.begin_as(base, node)
-        shape, point = points_along(ctx, base, dim, index, source, value.dtype)
+        shape, point = points_along(ctx, node, base, dim, index, source, value.dtype)
         target.put(shape, how, point)
         return target.result()
 

@@ -43,6 +43,11 @@ def _positions(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs:
         raise RuntimeError("Expected dtype int32 or int64 for index")
 
 
+def _long_slices(x: FakeTensor, dim: int, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if index._dtype is not torch.int64:
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
+
+
 def _long_positions(x: FakeTensor, index: FakeTensor, *rest: Any, **kwargs: Any) -> None:
     if index._dtype is not torch.int64:
         name = name_in_kernels(index._dtype)
@@ -263,7 +268,8 @@ TABLE: Mapping[str, Check] = {
     "scatter.reduce": every(_reduce_by, _same_types(_SCATTERED)),
     "scatter.value_reduce": every(_reduce_by, _placed),
     "scatter.value": _placed,
-    "index_fill.int_Scalar": _placed,
+    "index_fill.int_Scalar": every(_long_slices, _placed),
+    "index_fill.int_Tensor": _long_slices,
     "select_scatter.default": _selected,
     "slice_scatter.default": _sliced,
     "diagonal_scatter.default": _diagonal,
