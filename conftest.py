@@ -20,6 +20,8 @@ from typing import Any
 # Before PyTorch loads OpenMP. Its threads spin while they wait, by default: two suites side by side
 # on two cores, a thread of each a core, take ten times as long as one after the other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# What each pass over loops gives is verified.
+os.environ.setdefault("DOVETAIL_VERIFY_LOOPS", "1")
 
 # Before the packages read it: what runs uncompiled, because the compiler failed, would pass.
 os.environ.setdefault("DOVETAIL_ON_ERROR", "raise")

@@ -46,6 +46,7 @@ from dovetail_capture.failures import (
 from dovetail_inductor import (
     DeviceTuner,
     compile_graph,
+    find_error,
     prefer_channels_last,
     prepare_weights,
 )
@@ -293,7 +294,12 @@ class CompilerBackend:
         with collector_paused():  # (a backward's is compiled at the first call of it)
             plan = compile_graph(gm, example_inputs, tuner=tuner)
             planned = time.perf_counter()
-            artifact = load(plan)
+            try:
+                artifact = load(plan)
+            except Exception as error:
+                if (found := find_error(gm, example_inputs)) is not None:
+                    error.add_note(f"The code generator is at fault, {found}")
+                raise
         self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
         return artifact
 

@@ -5,7 +5,12 @@ from dovetail_inductor.channels_last import prefer_channels_last
 from dovetail_inductor.constant_weights import PreparedGraph, prepare_weights
 from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.pipeline import PassLog, compile_graph, compile_to_callable
+from dovetail_inductor.pipeline import (
+    PassLog,
+    compile_graph,
+    compile_to_callable,
+    find_error,
+)
 
 __all__ = [
     "DeviceTuner",
@@ -15,6 +20,7 @@ __all__ = [
     "UnsupportedGraph",
     "compile_graph",
     "compile_to_callable",
+    "find_error",
     "prefer_channels_last",
     "prepare_weights",
 ]

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
-from dovetail_runtime import CompiledArtifact, Plan, load
+from dovetail_runtime import CompiledArtifact, CppKernel, Plan, load
 from torch.fx import GraphModule
 
 from dovetail_inductor.autotune.attention import choose_attention
 from dovetail_inductor.autotune.choose import Tuner, choose_products
+from dovetail_inductor.codegen_cpp.scopes import ScopeError, check_scopes
 from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
+from dovetail_inductor.knobs import VERIFY_LOOPS
+from dovetail_inductor.loop_ir.loops import LoopGraph, LoopNest
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.read_parts import read_parts
@@ -31,16 +34,21 @@ from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_inductor.scheduler.unpadded import write_unpadded
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
+from dovetail_inductor.verify import LoopError, verify
 
 T = TypeVar("T")
 
 
 @dataclass
 class PassLog:
-    """What the passes of one compilation took, in seconds; with `dump`, what they produced."""
+    """What the passes of one compilation took, in seconds; with `dump`, what they produced. With
+    `verified`, nests that were verified, what a pass gives is verified before the next one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     dump: Callable[[str, str], None] | None = None
+    verified: dict[int, LoopNest] | None = field(
+        default_factory=lambda: {} if VERIFY_LOOPS else None
+    )
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run one pass by name."""
@@ -49,7 +57,20 @@ class PassLog:
         self.seconds[name] = perf_counter() - start
         if self.dump is not None and hasattr(result, "as_text"):
             self.dump(name, result.as_text())
+        if self.verified is not None:
+            self._verify(name, result, self.verified)
         return result
+
+    def _verify(self, name: str, result: object, known: dict[int, LoopNest]) -> None:
+        try:
+            if isinstance(result, LoopGraph | KernelGraph):
+                verify(result, known)
+            elif isinstance(result, Plan):
+                for kernel in result.kernels:
+                    if isinstance(kernel, CppKernel):
+                        check_scopes(kernel.source)
+        except AssertionError as error:
+            raise type(error)(f"after the pass {name}: {error}") from None
 
     def show(self, name: str, text: Callable[[], str]) -> None:
         """Dump what is worth knowing between two passes."""
@@ -151,6 +172,18 @@ def _overwritten(gm: GraphModule, kernels: KernelGraph) -> dict[str, int]:
         for node, name in zip(nodes, kernels.inputs, strict=True)
         if name is not None and "overwritten" in node.meta
     }
+
+
+def find_error(
+    gm: GraphModule, example_inputs: Sequence[Any] | None, *, options: InductorOptions | None = None
+) -> str | None:
+    """What is wrong with the loops or kernels of a graph whose kernels did not build, and after
+    which pass; None if nothing is found. Compiles it once more, without building anything."""
+    try:
+        compile_graph(gm, example_inputs, options=options, log=PassLog(verified={}))
+    except (LoopError, ScopeError) as error:
+        return str(error)
+    return None
 
 
 def compile_to_callable(
