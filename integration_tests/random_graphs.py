@@ -4,7 +4,8 @@
 and prints what differs, cut down, as a function that can be run. With `--triton` the programs have
 more of what a GPU has kernels of its own for, and run by those in Triton's interpreter
 (`triton_backend.py` says what it cannot see); with `--compile`, each must also compile for an H100.
-`--models` has lines of all kinds (`random_model_lines.py`), and inputs of more layouts and values.
+`--models` has lines of all kinds (`random_model_lines.py`), and inputs of more layouts and values;
+`--edges` sizes around a vector's, and pieces of one element (`random_edge_lines.py`).
 
 A program is lines of Python that eager accepts, on inputs of odd layouts and mixed dtypes; each is
 called with several sizes. Every line is also run with float64 in place of the smaller float types:
@@ -27,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from random_edge_lines import EDGE_FAMILIES, EdgeMaker
 from random_graph_lines import DTYPES, FAMILIES, FLOATS, REFUSALS, Families, Maker
 from random_kernel_lines import KERNEL_FAMILIES, KernelMaker
 from random_model_lines import MODEL_FAMILIES, ModelMaker
@@ -225,6 +227,20 @@ MODELS = Kind(
     (*["halves"] * 6, "normal", "normal", "few", "odd", "large"),
     2,
 )  # fmt: skip
+
+# A vector has 8 floats (AVX2) or 16 (AVX-512), and twice as many halves.
+_AROUND_VECTORS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33)
+EDGES = Kind(
+    EdgeMaker,
+    EDGE_FAMILIES,
+    {"a": (1, 2, 3, 1), "b": (1, 2, 3, 8, 17), "c": _AROUND_VECTORS, "e": (0, 0)},
+    (("c",), ("a", "c"), ("c", "a"), ("b", "c"), ("a", "1", "c"), ("c",), ("a", "e"), ("1", "c")),
+    3,
+    (3, 8),
+    4000,
+    ("dense", "dense", "dense", "reversed", "strided", "offset", "misaligned"),
+    ("halves", "halves", "normal"),
+)
 
 
 def random_program(seed: int, kind: Kind = GRAPHS) -> Program | None:
@@ -511,6 +527,7 @@ def main() -> None:
     parser.add_argument("--triton", action="store_true", help="GPU kernels, interpreted")
     parser.add_argument("--compile", action="store_true", help="they must compile for an H100")
     parser.add_argument("--models", action="store_true", help="lines of all kinds")
+    parser.add_argument("--edges", action="store_true", help="sizes around a vector's")
     parser.add_argument("--seconds", type=float, default=540)
     options = parser.parse_args()
     backend, kind = options.backend, GRAPHS
@@ -519,6 +536,8 @@ def main() -> None:
         kind = KERNELS
     if options.models:
         kind = MODELS
+    if options.edges:
+        kind = EDGES
     warnings.simplefilter("ignore")
 
     seen: Counter[str] = Counter()

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 from random_graphs import (
+    EDGES,
     KERNELS,
     MODELS,
     Difference,
@@ -51,6 +52,32 @@ def test_models_as_eager(dynamic: bool | None) -> None:
         warnings.simplefilter("ignore")
         assert "ok" in check(program, dynamic=dynamic)
         assert "ok" in check(program, TritonBackend(builder_for_hopper()), dynamic)
+
+
+def _edges_as_eager(seed: int, dynamic: bool | None) -> None:
+    program = random_program(seed, EDGES)
+    if program is None:
+        return
+    print(f"seed {seed}", program.inputs, program.calls, program.source())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert "ok" in check(program, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("seed", "dynamic"), [*((n, None) for n in range(8)), (8, True), (9, True)]
+)
+def test_edges_as_eager(seed: int, dynamic: bool | None) -> None:
+    """Sizes around a vector's, pieces of one element (`random_graphs.py 0 400 --edges`)."""
+    _edges_as_eager(seed, dynamic)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_many_edges_as_eager(first: int, dynamic: bool | None) -> None:
+    for seed in range(first, first + 50):
+        _edges_as_eager(seed, dynamic)
 
 
 def test_eager_accepts_what_the_tables_hold() -> None:
