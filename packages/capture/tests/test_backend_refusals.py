@@ -84,8 +84,11 @@ def test_fullgraph_is_an_error() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1
 
-    with pytest.raises(BackendError, match="compiling failed"):
+    with pytest.raises(
+        BackendError, match=r"compiling failed.*\n  hint: without fullgraph"
+    ) as told:
         optimize(f, Refusing("sin"), fullgraph=True)(torch.randn(3))
+    assert f'File "{__file__}", line {f.__code__.co_firstlineno + 1}' in str(told.value)
 
 
 def test_a_block_where_breaks_are_errors() -> None:

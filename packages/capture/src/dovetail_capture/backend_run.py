@@ -92,20 +92,7 @@ def run_backend(
             raise own from own.__cause__
         if symbol is not None:
             raise NeedsStaticGraphs(f"backend {_name(backend)} failed: {error!r}") from error
-        recovers = traits.compiler and asked.on_error == "run_uncompiled"
-        mistake = traits.compiler and is_mistake(error)
-        if recovers and mistake:
-            _note(error, code, frame.graph, log)
-        if recovers or not mistake:
-            _ask_for_another(error, frame, facts, asked)
-        log.add("error", code, f"backend: {error!r}")
-        if recovers:
-            if not mistake:
-                _note(error, code, frame.graph, log)
-            return run_plainly(frame.graph)
-        raise BackendError(
-            f"backend {_name(backend)} failed on the graph of {place_of(code)}: {error!r}"
-        ) from error
+        compiled = _uncompiled(backend, error, code, frame, facts, log, asked)
     if not callable(compiled):
         raise BackendError(
             f"the backend returned {type(compiled).__qualname__} for {place_of(code)}; "
@@ -137,6 +124,37 @@ def _refuse_data_dependent(
     raise BackendError(f"`{node.name}` is {what}\n{place}")
 
 
+def _uncompiled(
+    backend: Backend,
+    error: Exception,
+    code: CodeType,
+    frame: CapturedFrame,
+    facts: CodeFacts,
+    log: CompileLog,
+    asked: Asked,
+) -> Callable[..., Any]:
+    """What runs a graph operator by operator after an internal error. Raises what `run_backend`
+    does where another capture may help, or the error is not to be passed over."""
+    graph = frame.graph
+    assert graph is not None
+    compiler = traits_of(backend).compiler
+    recovers = compiler and asked.on_error == "run_uncompiled"
+    mistake = compiler and is_mistake(error)
+    if recovers and mistake:
+        _note(error, code, graph, log)
+    if recovers or not mistake:
+        _ask_for_another(error, frame, facts, asked)
+    log.add("error", code, f"backend: {error!r}")
+    if not recovers:
+        raise BackendError(
+            f"backend {_name(backend)} failed on the graph of {_place(code, graph, error)}: "
+            f"{error!r}\n  hint: {_way_round(graph, error, asked)}"
+        ) from error
+    if not mistake:
+        _note(error, code, graph, log)
+    return run_plainly(graph)
+
+
 def _ask_for_another(
     error: Exception, frame: CapturedFrame, facts: CodeFacts, asked: Asked
 ) -> None:
@@ -153,8 +171,22 @@ def _ask_for_another(
 
 def _note(error: Exception, code: CodeType, graph: torch.fx.GraphModule, log: CompileLog) -> None:
     """Keep an internal error, and warn of it."""
-    place = f"{place_of(code)}, at {place_in(graph, blamed(error))}"
-    note_failure(log.failures, failure_of("compiling a graph", error, place, graph))
+    failure = failure_of("compiling a graph", error, _place(code, graph, error), graph)
+    note_failure(log.failures, failure)
+
+
+def _place(code: CodeType, graph: torch.fx.GraphModule, error: Exception) -> str:
+    """The function, and the line that the error is about, or else the graph's first."""
+    return f"{place_of(code)}, at {place_in(graph, blamed(error))}"
+
+
+def _way_round(graph: torch.fx.GraphModule, error: Exception, asked: Asked) -> str:
+    """What a user can do about an error of a backend."""
+    if _operation_of(graph, error) is None:
+        return "backend='eager' runs the function without this backend"
+    if asked.breaks_allowed:
+        return "call what it cannot compile outside of the compiled function"
+    return "without fullgraph=True the graph breaks at that line"
 
 
 def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | None:
