@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from dovetail_guards.process_lock import ProcessLock
 from dovetail_prims.at_sizes import at_sizes, exactly, symbolic_inputs
 from torch.fx import GraphModule
 
@@ -32,7 +32,7 @@ class PerSize:
     _varies: tuple[int, ...] = ()  # the inputs whose sizes, or values, are symbolic
     _recovered: Run | None = None
     _versions: dict[Any, Run] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ProcessLock = field(default_factory=ProcessLock)
 
     def __post_init__(self) -> None:
         self._varies = symbolic_inputs(self.gm)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from dovetail_guards.process_lock import ProcessLock
 from dovetail_inductor import PreparedGraph
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class ConstantWeights:
     prepared: tuple[Tensor, ...] = ()
     computed: int = 0  # how often
     _state: list[tuple[int, int]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: ProcessLock = field(default_factory=ProcessLock)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the rest, with what was computed before unless a weight has changed since."""

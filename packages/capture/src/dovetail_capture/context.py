@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import linecache
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from dovetail_guards.clauses import IdIs, ShapeRelation
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
+from dovetail_guards.process_lock import ProcessLock
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 
 from dovetail_capture import _frame_hook
@@ -102,6 +102,13 @@ def native_guard(guards: GuardSet, code: CodeType) -> Any:
     return guards.compile(code).capsule
 
 
+_MOST_REPEATS = 4  # of a capture whose guards do not hold at its end
+
+
+class _GuardsFail(InternalError):
+    """Guards do not hold for the call that they were made from."""
+
+
 class CaptureContext(_frame_hook.Context):
     """Captures frames for one backend; what `Switched` wrappers switch on.
 
@@ -135,7 +142,7 @@ class CaptureContext(_frame_hook.Context):
         self.guard_filter_fn = guard_filter_fn
         self._roots = {id(code): code for code in roots}
         self._continuations = ContinuationCache()
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._facts = FactsByCode()
         self._static_graphs = ""  # why the backend gets no symbols, if it does not
 
@@ -328,9 +335,14 @@ class CaptureContext(_frame_hook.Context):
         if self._facts.of(code).guards and not self._may_recompile(code, func, args):
             return _frame_hook.SKIP
         started = time.perf_counter()
+        repeats = 0
         while True:
             try:
                 return self._compile_once(code, func, args, started)
+            except _GuardsFail:
+                if repeats == _MOST_REPEATS:
+                    raise
+                repeats += 1  # another thread may have changed what was captured
             except NeedsPlainFloats as needs:
                 self._facts.of(code).plain_floats = True
                 self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
@@ -506,7 +518,7 @@ class CaptureContext(_frame_hook.Context):
         guard = self._compile_guards(guards, code)
         if not _frame_hook.check_guard(guard, args, func):
             failure = guards.explain_failure(FrameView(args, func))
-            raise InternalError(
+            raise _GuardsFail(
                 f"the guards of {place_of(code)} do not hold for the very call they were made "
                 f"from: {failure or 'the native check disagrees with the slow one'}"
             )

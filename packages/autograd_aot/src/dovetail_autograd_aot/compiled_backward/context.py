@@ -7,6 +7,7 @@ from contextlib import ContextDecorator
 from typing import Any
 
 import torch
+from dovetail_guards.process_lock import ProcessLock
 from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -58,7 +59,7 @@ def _stack() -> list[compiled_autograd | None]:
 class _Interception:
     """Stands before the engine as long as some thread is in a context."""
 
-    lock = threading.Lock()
+    lock = ProcessLock()
     count = 0
     original: Engine | None = None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from dovetail_guards.process_lock import ProcessLock
 from torch import Tensor
 
 from dovetail_autograd_aot.compiled_backward.description import (
@@ -115,7 +115,7 @@ class PassCache:
         self.report = BackwardReport()
         self.structures: dict[Any, Structure] = {}  # the last used last
         self.families: dict[Any, Family] = {}  # by skeleton, the last used last
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
 
     def run(self, call: EngineCall, engine: Engine) -> Any:
         """What the engine would do."""

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from dovetail_guards.process_lock import ProcessLock
 from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.from_real import from_real
 from torch import Tensor
@@ -51,7 +52,7 @@ aten = torch.ops.aten
 
 _READS_DATA = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Hooks are replaced in dictionaries that other threads may see.
-_one_recording = threading.RLock()
+_one_recording = ProcessLock()
 
 
 def record(call: EngineCall, described: Description, engine: Callable[..., Any]) -> Any:
