@@ -284,3 +284,23 @@ def test_a_computed_size_of_one_is_broadcast(fn: Callable[..., Tensor], trains: 
             found.append([y, *(torch.autograd.grad(y.square().sum(), inputs) if trains else ())])
         torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
     assert dovetail.report(compiled).graphs == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
+def test_how_long_the_last_piece_is_takes_no_graph(backend: str) -> None:
+    """It is as long as the others in some calls, or of one element."""
+
+    def chunks(x: Tensor) -> list[Tensor]:
+        return [piece * 2 for piece in x.chunk(3, 1)]
+
+    def swapped(x: Tensor) -> Tensor:
+        return torch.cat(x.chunk(2, 1)[::-1], 1)
+
+    for fn in (chunks, swapped):
+        compiled = dovetail.compile(fn, backend=backend)
+        for width in (6, 7, 9, 12, 5, 16, 11, 33):
+            x = torch.randn(3, width)
+            for got, wanted in zip(compiled(x), fn(x), strict=True):
+                assert torch.equal(got, wanted)
+                assert got.stride() == wanted.stride()
+        assert dovetail.report(compiled).graphs == 2

@@ -127,11 +127,11 @@ def _split(base: FakeTensor, size: Any, dim: int = 0) -> list[Single]:
         return [(aten.slice.Tensor, (dim, 0, total))]
     pieces: list[Single] = []
     start: Any = 0
-    while start < total:  # (symbolic sizes: how many pieces there are becomes a guard)
-        end = start + size
-        pieces.append((aten.slice.Tensor, (dim, start, total if end > total else end)))
+    # (Of symbolic sizes, how many pieces there are becomes a guard; how long the last one is, not.)
+    while (end := start + size) < total:
+        pieces.append((aten.slice.Tensor, (dim, start, end)))
         start = end
-    return pieces
+    return [*pieces, (aten.slice.Tensor, (dim, start, total))]
 
 
 def _split_sizes(base: FakeTensor, sizes: list[Any], dim: int = 0) -> list[Single]:

@@ -103,13 +103,14 @@ def split(x: FakeTensor, split_size: Size, dim: int = 0) -> list[FakeTensor]:
                 f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}"
             )
         return [slice_(x, dim, 0, size)]
-    # The number of pieces is the length of a Python list: a symbolic one becomes a guard here.
+    # The number of pieces is the length of a Python list: a symbolic one becomes a guard here. How
+    # long the last one is does not.
     pieces: list[FakeTensor] = []
     start: Size = 0
-    while start < size or (not pieces):
-        end = start + split_size
-        pieces.append(slice_(x, dim, start, size if end > size else end))
+    while (end := start + split_size) < size:
+        pieces.append(slice_(x, dim, start, end))
         start = end
+    pieces.append(slice_(x, dim, start, size))
     return pieces
 
 
