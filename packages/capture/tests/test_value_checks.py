@@ -287,13 +287,19 @@ def writes_statistics(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("program", [writes_before, writes_after, writes_statistics])
-def test_what_writes_to_its_arguments_breaks_the_graph(program: Callable[..., Tensor]) -> None:
-    explanation = explain(program)(GOOD, torch.ones(3))
-    assert len(explanation.breaks) == 1
-    assert not explanation.checks
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_written_to_is_put_back_or_breaks_the_graph(
+    program: Callable[..., Tensor], large: bool
+) -> None:
+    def argument() -> Tensor:
+        return torch.ones(1 << 20)[:3] if large else torch.ones(3)
+
+    explanation = explain(program)(GOOD, argument())
+    assert len(explanation.breaks) == large
+    assert bool(explanation.checks) != large
     compiled = optimize(program, CountingBackend())
     for x in (GOOD, BAD, GOOD):
-        ours, plain = torch.ones(3), torch.ones(3)
+        ours, plain = argument(), argument()
         same(outcome(compiled, x, ours), outcome(program, x, plain))
         same(ours, plain)
 

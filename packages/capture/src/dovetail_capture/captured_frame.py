@@ -57,7 +57,8 @@ class ValueChecks:
     run again, by Python, from its beginning, and raises what the program raises. With `catches`
     it is, too, if the graph raises. `places` are the checks, for people; `random` the devices whose
     random numbers the graph may draw, which then are drawn again. `handled`: the program handles
-    exceptions, so that it may be none that the graph raised.
+    exceptions, so that it may be none that the graph raised. `saved` are inputs that the graph
+    writes to: they are what they were when the frame runs again.
     """
 
     outputs: tuple[int, ...]
@@ -65,6 +66,7 @@ class ValueChecks:
     catches: bool
     random: tuple[str, ...]
     handled: bool = False
+    saved: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)

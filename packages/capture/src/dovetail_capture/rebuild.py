@@ -107,6 +107,19 @@ def set_random_states(states: tuple[tuple[str, Any], ...]) -> None:
         _generators(device).set_rng_state(state, *_place(device))
 
 
+def copies(*tensors: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    """Tensors with copies of what they hold."""
+    with torch._C.DisableTorchFunction():
+        return tuple((tensor, tensor.detach().clone()) for tensor in tensors)
+
+
+def put_back(saved: tuple[tuple[torch.Tensor, torch.Tensor], ...]) -> None:
+    """Let tensors hold again what they held."""
+    with torch._C.DisableTorchFunction():
+        for tensor, held in saved:
+            tensor.detach().copy_(held)
+
+
 def _generators(device: str) -> Any:
     return torch if device == "cpu" else torch.get_device_module(device)
 

@@ -219,6 +219,9 @@ class _FrameWriter(ValueWriter):
             self.constant(torch._C._set_grad_enabled),
         )
         base, error = self.constant(BaseException), self.constant(Exception)
+        if checks.saved:
+            written = ", ".join(map(self.source, checks.saved))
+            self.emit(f"_dt_saved = {self.constant(rebuild.copies)}({written})")
         if checks.random:
             self.emit(f"_dt_random = {states}({', '.join(map(repr, checks.random))})")
         test = f"{hold}({', '.join(f'_dt_out{place}' for place in checks.outputs)})"
@@ -231,6 +234,7 @@ class _FrameWriter(ValueWriter):
         lines.append("if _dt_error is not None:")
         lines += [f"    {set_mode}({mode})" for mode in undo]
         lines += [f"    {put_back}(_dt_random)"] * bool(checks.random)
+        lines += [f"    {self.constant(rebuild.put_back)}(_dt_saved)"] * bool(checks.saved)
         closure = self.build("tuple", [self.cell(name) for name in self.free])
         tells = f"        if _dt_error is not {hold}:"
         lines += [
@@ -244,6 +248,7 @@ class _FrameWriter(ValueWriter):
             "        raise",
             "    finally:",
             "        del _dt_error",
+            *["del _dt_saved"] * bool(checks.saved),
         ]
         for line in lines:
             self.emit(line)

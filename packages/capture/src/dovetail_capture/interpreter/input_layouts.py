@@ -19,6 +19,13 @@ class InputLayouts:
         """`fake` stands for a placeholder; nothing has been called on it yet."""
         self._noted.append((node, fake, fake._sizes, fake._strides, fake._offset))
 
+    def have_changed(self) -> bool:
+        """Does an input lie otherwise than it did at first?"""
+        return any(
+            fake._sizes is not sizes or fake._strides is not strides or fake._offset is not offset
+            for _, fake, sizes, strides, offset in self._noted
+        )
+
     def restore(self) -> None:
         """Let the placeholders whose layouts have changed stand for what was given."""
         for node, fake, sizes, strides, offset in self._noted:

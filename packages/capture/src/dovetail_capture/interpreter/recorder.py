@@ -369,6 +369,10 @@ class Recorder(GraphArguments):
             root.add_module(name, graph)
         return GraphModule(root, self.graph)
 
+    def has_other_layouts(self) -> bool:
+        """Has an operation changed in place how an input lies in memory?"""
+        return self._layouts.have_changed()
+
     def state_change(self, target: Any, *args: Any) -> Node:
         """Record a change of torch's state (grad mode, autocast) between operations."""
         node = self.graph.create_node("call_function", target, args, {})

@@ -4,8 +4,9 @@ Where one way of a branch on a tensor only raises, capture takes the other way, 
 besides its results, whether it was the right one. The replacement code reads that before anything
 of the frame is seen outside: before effects are replayed and the frame returns. If a check does not
 hold, or the graph raises, the frame is run again, by Python, from its beginning: it raises what the
-program raises, with its message. So the graph must have changed nothing by then. Where it writes to
-what it was given, the branch breaks the graph, as all others on tensors do.
+program raises, with its message. So the graph must have changed nothing by then: what it writes to
+of what it was given is saved before, and put back (`written_inputs`). Where that cannot be, the
+branch breaks the graph, as all others on tensors do.
 
 The checks of one device are combined; reading them waits for the device once, at the end.
 
@@ -22,13 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from dovetail_guards.torch_state import READERS
 from dovetail_prims.conditionals import graphs_of
-from dovetail_prims.gradient_hooks import GradientHook
 from dovetail_prims.stated import STATE
 from torch.fx import Graph, Node
 
 from dovetail_capture.captured_frame import ValueChecks
 from dovetail_capture.interpreter import handlers
-from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.library.checks import truth_number
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -39,6 +38,7 @@ from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.written_inputs import can_run_again, written_inputs
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -242,6 +242,7 @@ def finished(session: Session, first: int) -> ValueChecks | None:
         _leaves_no_mode(graph),
         tuple(sorted({"cpu", *devices})) if _draws(graph) else (),
         bool(raising),
+        tuple(value.source for value in written_inputs(session) if value.source is not None),
     )
 
 
@@ -258,19 +259,7 @@ def may_run_again(session: Session) -> bool:
     """Would a second run of the frame, after its graph has run, find all as it was?"""
     if session.draws or session.exports:
         return False
-    graph = session.recorder.graph
-    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
-    if any(not v.fake.is_inference() and v.fake._version for v in inputs):
-        return False
-    taken = {id(getattr(v.fake, "_storage", v.fake)) for v in inputs}
-    for node in graph.nodes:
-        if isinstance(node.target, GradientHook):
-            return False
-        for part in written_by(node):
-            value = part.meta.get("val")
-            if id(getattr(value, "_storage", value)) in taken:
-                return False
-    return True
+    return can_run_again(session)
 
 
 def _leaves_no_mode(graph: Graph) -> bool:
