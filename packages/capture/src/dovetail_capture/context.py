@@ -62,6 +62,7 @@ from dovetail_capture.recompiles import (
     sizes_of,
 )
 from dovetail_capture.replacement import build_replacement
+from dovetail_capture.signal_errors import handlers_raise
 from dovetail_capture.skip import (
     is_generated_for_skipped,
     is_skipped,
@@ -289,7 +290,7 @@ class CaptureContext(_frame_hook.Context):
         if stance == "eager_then_compile" and self._is_first_call(code, args):
             return None
         # Entries and marks are made here, under the lock: a thread that waits is to find them.
-        with torch_state_kept(), no_hooks_on_saved_tensors():
+        with handlers_raise(), torch_state_kept(), no_hooks_on_saved_tensors():
             answer = self._compile_or_skip(code, func, args)
         if answer is _frame_hook.SKIP:
             self.hook.close(code)

@@ -1,0 +1,72 @@
+"""What the program's handlers of signals raise while a frame is compiled reaches the caller.
+
+Python runs a handler between any two instructions of the main thread, also where what it raises is
+caught for another reason (`except Exception`) or cannot be raised at all (the callback of a weak
+reference).
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+
+@contextmanager
+def handlers_raise() -> Iterator[None]:
+    """Raise at the end the first error that a handler of signals raised in the block, wherever
+    that was caught. Other threads run no handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    errors: list[tuple[BaseException, TracebackType | None]] = []
+    watched: dict[int, _Watched] = {}
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):
+            watched[number] = _Watched(handler, errors)
+            signal.signal(number, watched[number])
+    try:
+        yield
+    except BaseException as error:
+        _put_back(watched)
+        if errors and error is not errors[0][0]:
+            raise _first(errors) from errors[0][0].__cause__
+        raise
+    _put_back(watched)
+    if errors:
+        raise _first(errors)
+
+
+def _first(errors: list[tuple[BaseException, TracebackType | None]]) -> BaseException:
+    """The first error, with the traceback that it had (who caught it may have taken that away)."""
+    error, where = errors[0]
+    return error.with_traceback(where)
+
+
+class _Watched:
+    """A handler of signals that keeps what it raises."""
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        errors: list[tuple[BaseException, TracebackType | None]],
+    ) -> None:
+        self.handler, self.errors = handler, errors
+
+    def __call__(self, number: int, frame: Any) -> None:
+        try:
+            self.handler(number, frame)
+        except BaseException as error:
+            self.errors.append((error, error.__traceback__))
+            raise
+
+
+def _put_back(watched: dict[int, _Watched]) -> None:
+    """Let the program's handlers be called again, but for those replaced meanwhile."""
+    for number, watching in watched.items():
+        if signal.getsignal(number) is watching:
+            signal.signal(number, watching.handler)

@@ -1,0 +1,132 @@
+"""What a handler of signals raises while a frame is compiled reaches the caller."""
+
+from __future__ import annotations
+
+import signal
+import weakref
+
+import pytest
+import torch
+from dovetail_capture import optimize, run_graph
+
+
+class OutOfTime(Exception):
+    """What the handler raises."""
+
+
+@pytest.fixture
+def alarm():
+    """Give a function that sends the signal, whose handler raises; put the handler back."""
+
+    def handler(number, frame):
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield lambda: signal.raise_signal(signal.SIGALRM)
+        assert signal.getsignal(signal.SIGALRM) is handler
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def program(t):
+    return t.sin() + 1
+
+
+def _caught(send):
+    try:
+        send()
+    except Exception as error:
+        error.with_traceback(None)
+
+
+def _in_a_callback(send):
+    class Target:
+        pass
+
+    target = Target()
+    reference = weakref.ref(target, lambda _: send())
+    del target
+    return reference
+
+
+def _replaced(send):
+    try:
+        send()
+    except OutOfTime as error:
+        raise AssertionError("a mistake of the compiler") from error
+
+
+@pytest.mark.parametrize("where", [lambda send: send(), _caught, _in_a_callback, _replaced])
+@pytest.mark.parametrize("on_error", ["raise", "run_uncompiled"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_error_of_a_handler_is_raised(alarm, where, on_error):
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        if len(graphs) == 1:
+            where(alarm)
+        return gm.forward
+
+    run = optimize(program, backend, on_error=on_error)
+    with pytest.raises(OutOfTime):
+        run(torch.ones(2))
+    run = optimize(program, backend, on_error=on_error)
+    assert torch.equal(run(torch.ones(2)), program(torch.ones(2)))
+
+
+def test_a_handler_that_is_replaced_while_a_frame_is_compiled_stays(alarm):
+    def other(number, frame):
+        pass
+
+    def backend(gm, inputs):
+        signal.signal(signal.SIGALRM, other)
+        return gm.forward
+
+    before = signal.getsignal(signal.SIGALRM)
+    optimize(program, backend)(torch.ones(2))
+    assert signal.getsignal(signal.SIGALRM) is other
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupt_is_raised():
+    def backend(gm, inputs):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            pass
+        return gm.forward
+
+    with pytest.raises(KeyboardInterrupt):
+        optimize(program, backend)(torch.ones(2))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_alarm_at_any_time_reaches_the_caller(alarm):
+    """However far a capture is: of 30, each is interrupted at another time, or has ended."""
+
+    def long(t):
+        for step in range(40):
+            t = t.sin() * 1.5 + step
+        return t
+
+    sent = []
+    handler = signal.getsignal(signal.SIGALRM)
+
+    def noted(number, frame):
+        sent.append(number)
+        handler(number, frame)
+
+    signal.signal(signal.SIGALRM, noted)
+    raised = 0
+    for attempt in range(30):
+        run = optimize(long, run_graph)
+        signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.0007 * attempt)
+        try:
+            run(torch.ones(2))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except OutOfTime:
+            raised += 1
+    signal.signal(signal.SIGALRM, handler)
+    assert raised == len(sent) and raised > 0
