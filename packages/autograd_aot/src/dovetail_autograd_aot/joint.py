@@ -50,6 +50,7 @@ from dovetail_autograd_aot.inputs import (
     symbols_of,
 )
 from dovetail_autograd_aot.joint_backward import trace_backward
+from dovetail_autograd_aot.kept_checks import keep_checks
 from dovetail_autograd_aot.kept_counters import other_counters
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.output_plans import Inputs
@@ -338,6 +339,7 @@ class JointTrace:
     ) -> JointGraph:
         has_backward = any(g is not None for g in gradients)
         outputs = [*result.forward, *(gradients if has_backward else [])]
+        keep_checks(self.tracer, result.forward)
         self._placeholders_first()
         output = self.graph.output(tuple(outputs))
         output.meta["val"] = tuple(n.meta["val"] if isinstance(n, Node) else n for n in outputs)
