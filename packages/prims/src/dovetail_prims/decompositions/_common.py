@@ -109,7 +109,13 @@ def wide(x: Tensor) -> Tensor:
 
 def floating(x: Tensor) -> Tensor:
     """Integers and booleans become the default float dtype, as eager's float-only ops do."""
-    return x if x.is_floating_point() or x.is_complex() else cast(x, torch.get_default_dtype())
+    return cast(x, floating_dtype(x.dtype))
+
+
+def floating_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype itself; for integers and booleans the default float dtype."""
+    whole = not dtype.is_floating_point and not dtype.is_complex
+    return torch.get_default_dtype() if whole else dtype
 
 
 def kind(dtype: torch.dtype) -> int:

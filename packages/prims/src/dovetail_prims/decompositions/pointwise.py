@@ -288,14 +288,24 @@ def copysign_number(self: Tensor, other: Number) -> Tensor:
     return aten.copysign.Tensor(self, constant(other, self, promoted(self, other)))
 
 
+def shift_left(self: Tensor, other: Tensor) -> Tensor:
+    """x << y"""
+    return aten.bitwise_left_shift.Tensor(self, other)
+
+
+def shift_right(self: Tensor, other: Tensor) -> Tensor:
+    """x >> y"""
+    return aten.bitwise_right_shift.Tensor(self, other)
+
+
 def shift_left_number(self: Tensor, other: Number) -> Tensor:
     """x << n"""
-    return aten.bitwise_left_shift.Tensor(self, constant(other, self))
+    return aten.bitwise_left_shift.Tensor(self, constant(other, self, promoted(self, other)))
 
 
 def shift_right_number(self: Tensor, other: Number) -> Tensor:
     """x >> n"""
-    return aten.bitwise_right_shift.Tensor(self, constant(other, self))
+    return aten.bitwise_right_shift.Tensor(self, constant(other, self, promoted(self, other)))
 
 
 TABLE: Family = {
@@ -335,5 +345,9 @@ TABLE: Family = {
     "angle.default": angle,
     "copysign.Scalar": copysign_number,
     "bitwise_left_shift.Tensor_Scalar": shift_left_number,
+    "__lshift__.Tensor": shift_left,
+    "__rshift__.Tensor": shift_right,
+    "__lshift__.Scalar": shift_left_number,
+    "__rshift__.Scalar": shift_right_number,
     "bitwise_right_shift.Tensor_Scalar": shift_right_number,
 }

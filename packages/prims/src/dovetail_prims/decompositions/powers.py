@@ -15,6 +15,7 @@ from ._common import (
     constant,
     contiguous,
     floating,
+    floating_dtype,
     promoted,
     promoted_together,
     where,
@@ -96,13 +97,14 @@ def logaddexp2(self: Tensor, other: Tensor) -> Tensor:
 
 def _log_add(self: Tensor, other: Tensor, log_base: float) -> Tensor:
     """In base exp(log_base); equal infinities stay"""
-    x, y = wide(self), wide(other)
+    dtype = promoted_together(self, other)
+    x, y = wide(cast(self, dtype)), wide(cast(other, dtype))
     top = aten.maximum.default(x, y)
     gap = aten.abs.default(aten.sub.Tensor(x, y))
     tail = aten.log1p.default(aten.exp.default(aten.mul.Tensor(gap, -log_base)))
     out = aten.add.Tensor(top, aten.div.Tensor(tail, log_base))
     equal = aten.logical_and.default(aten.isinf.default(x), aten.eq.Tensor(x, y))
-    return cast(where(equal, x, out), promoted_together(self, other))
+    return cast(where(equal, x, out), dtype)
 
 
 def _times(x: Tensor, logarithm: Tensor, y: Tensor) -> Tensor:
@@ -113,9 +115,9 @@ def _times(x: Tensor, logarithm: Tensor, y: Tensor) -> Tensor:
 
 def xlogy(self: Tensor, other: Tensor) -> Tensor:
     """x log y"""
-    x, y = floating(self), floating(other)
-    out = _times(wide(x), aten.log.default(wide(y)), y)
-    return cast(out, promoted_together(x, y))
+    dtype = floating_dtype(promoted_together(self, other))
+    x, y = cast(self, dtype), cast(other, dtype)
+    return cast(_times(wide(x), aten.log.default(wide(y)), y), dtype)
 
 
 def xlogy_number(self: Tensor, other: Number) -> Tensor:
@@ -132,9 +134,9 @@ def xlogy_of_number(self: Number, other: Tensor) -> Tensor:
 
 def xlog1py(self: Tensor, other: Tensor) -> Tensor:
     """x log(1 + y)"""
-    x, y = floating(self), floating(other)
-    out = _times(wide(x), aten.log1p.default(wide(y)), y)
-    return cast(out, promoted_together(x, y))
+    dtype = floating_dtype(promoted_together(self, other))
+    x, y = cast(self, dtype), cast(other, dtype)
+    return cast(_times(wide(x), aten.log1p.default(wide(y)), y), dtype)
 
 
 def xlog1py_number(self: Tensor, other: Number) -> Tensor:

@@ -20,6 +20,7 @@ from ._common import (
     contiguous,
     floating,
     measured,
+    promoted,
     reshape,
     where,
     wide,
@@ -61,7 +62,7 @@ def _bitwise_number(name: str) -> Callable[..., Any]:
 
     def entry(self: Number, other: Tensor) -> Tensor:
         """A number on the left"""
-        return op(constant(self, other), other)
+        return op(constant(self, other, promoted(other, self)), other)
 
     return entry
 

@@ -9,9 +9,11 @@ cause and tells nothing. Answers are kept as long as the table of rules.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ _KINDS_NOT_ASKED = (
     "_thnn", "_lstm", "_cufft", "_use_", "_foreach_",  # (each of a list is asked by itself)
 )  # fmt: skip
 _LARGEST = 8  # dimension of a stand-in, and number given as a size
+_INDICES = (torch.int32, torch.int64)
 _MOST = 5  # dimensions that may be as large
 
 
@@ -198,7 +201,7 @@ class _StandIns:
             return [self.of(v, argument) for v in given]
         if kind is torch.dtype and self.change is not None:
             return self.change(given)
-        is_operand = str(argument.type) in ("number", "Tensor")
+        is_operand = any(kind in str(argument.type) for kind in ("number", "Tensor"))
         if isinstance(given, (bool, torch.SymBool)):
             own: Any = given if kind is bool else True
         elif isinstance(given, (int, torch.SymInt)):
@@ -210,7 +213,8 @@ class _StandIns:
         else:
             return None if kind is torch.Generator else given
         if self.change is not None and is_operand:
-            return 1 if self.change(torch.float32) is torch.int64 else 1.0
+            kinds = (int,) if self.change(torch.float32) is torch.int64 else (int, float)
+            return own if type(own) in kinds else 1
         return own
 
     def _size(self, size: Any, rank: int) -> int:
@@ -243,11 +247,13 @@ def _own(given: _Given) -> torch.dtype:
 
 def _other_dtypes(tensors: Sequence[FakeTensor]) -> Iterator[_Change]:
     """Changes of the dtypes of a call with these tensors that its operator may take."""
-    first, last = (tensors[0], tensors[-1]) if tensors else (None, None)
+    first = tensors[0] if tensors else None
+    for index in tensors[1:_MOST]:
+        kept = index._dtype if index._dtype in _INDICES else torch.int64
+        yield _Change(kept, partial(operator.is_, index), torch.float32)
     for dtype in (torch.float32, torch.int64):
         yield _Change(dtype, lambda given: True)
         yield _Change(dtype, lambda given: given is first)
         yield _Change(dtype, lambda given: given is first, torch.int64)
-        yield _Change(torch.int64, lambda given: given is last, dtype)
         yield _Change(dtype, lambda given: first is not None and _own(given) is first._dtype)
-        yield _Change(dtype, lambda given: _own(given) not in (torch.int32, torch.int64))
+        yield _Change(dtype, lambda given: _own(given) not in _INDICES)

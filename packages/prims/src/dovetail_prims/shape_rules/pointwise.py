@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, make
+from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.opsets import LOOPING_FUNCTIONS
 from dovetail_prims.shape_rules.layout import (
     broadcast,
@@ -23,7 +23,6 @@ from dovetail_prims.shape_rules.promotion import (
     COMPLEX,
     FLOATING,
     as_float,
-    check_cast,
     common_device,
     promote,
 )
@@ -79,8 +78,12 @@ def binary(a: Any, b: Any, alpha: Any = 1) -> FakeTensor:
 
 
 def times_power_of_two(x: FakeTensor, exponent: FakeTensor) -> FakeTensor:
-    """`ldexp`, which multiplies by a power: of tensors of one dtype by one of float32 that is
-    row-major, else by one that lies as the exponents do."""
+    """`ldexp`: of the dtype of floating numbers by whole exponents; of others the product with a
+    power, which is row-major for tensors of one dtype by one of float32, else lies as the
+    exponents do."""
+    whole = exponent._dtype not in FLOATING and exponent._dtype not in COMPLEX
+    if x._dtype in FLOATING and whole:
+        return pointwise_out((x, exponent), x._dtype)
     power = power_of_number(2.0, exponent)
     if x._dtype is exponent._dtype and power._dtype is torch.float32:
         return binary(x, power)
@@ -231,13 +234,6 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-def clamp_in_place(x: FakeTensor, *bounds: Any, **named: Any) -> Any:
-    """`clamp_`: whole numbers have no bounds that are none."""
-    if x._dtype not in FLOATING:
-        check_cast(clamp(x, *bounds, **named)._dtype, x._dtype)
-    return in_place(x, *bounds, *named.values())
-
-
 def _check_no_overlap(x: FakeTensor) -> None:
     for size, stride in zip(x._sizes, x._strides, strict=True):
         if type(stride) is int and stride == 0 and size > 1 and not has_zero(x._sizes):
@@ -245,28 +241,6 @@ def _check_no_overlap(x: FakeTensor) -> None:
                 "unsupported operation: more than one element of the written-to tensor refers to a "
                 "single memory location. Please clone() the tensor before performing the operation."
             )
-
-
-def in_place_checked(out_of_place: ShapeRule) -> ShapeRule:
-    """In place, with eager's check that the result's kind of number fits the target."""
-
-    def rule(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
-        own = x._dtype
-        if not all(_fits(a, own) for a in args) or not all(_fits(a, own) for a in kwargs.values()):
-            check_cast(out_of_place(x, *args, **kwargs)._dtype, own)
-        return in_place(x, *args)
-
-    return rule
-
-
-def _fits(operand: Any, dtype: torch.dtype) -> bool:
-    """Whether a result is of this floating dtype, as the tensor written to is, whatever the
-    operator."""
-    if operand is None:
-        return True
-    if type(operand) is FakeTensor:
-        return dtype in FLOATING and operand._dtype is dtype
-    return dtype in FLOATING and not isinstance(operand, complex)
 
 
 _SAME = (
@@ -311,11 +285,12 @@ def rules() -> dict[str, Callable[..., Any]]:
         table[f"{name}.default"] = bool_result
     table["abs.default"] = real_result
     table["abs_.default"] = in_place
-    checked = in_place_checked(binary)
     for name in _BINARY:
         for overload in ("Tensor", "Scalar"):
             table[f"{name}.{overload}"] = binary
-            table[f"{name}_.{overload}"] = checked
+            table[f"{name}_.{overload}"] = in_place
+    for name in ("__lshift__", "__rshift__"):
+        table[f"{name}.Tensor"] = table[f"{name}.Scalar"] = binary
     table["rsub.Tensor"] = table["rsub.Scalar"] = subtract_from
     table["conj_physical.default"] = itself_if_real
     table["conj_physical_.default"] = in_place
@@ -324,10 +299,9 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["heaviside.default"] = binary
     table["logaddexp.default"] = table["logaddexp2.default"] = binary
     table["xlogy.Tensor"] = table["special_xlog1py.default"] = binary_float
-    divided = in_place_checked(divide)
     for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode"):
         table[f"div.{overload}"] = divide
-        table[f"div_.{overload}"] = divided
+        table[f"div_.{overload}"] = in_place
     table["floor_divide.default"] = binary
     for name in ("atan2", *LOOPING_FUNCTIONS):
         table[f"{name}.default"] = binary_float
@@ -342,16 +316,16 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["pow.Tensor_Tensor"] = binary
     table["pow.Tensor_Scalar"] = power_scalar
     table["pow.Scalar"] = power_of_number
-    table["pow_.Scalar"] = in_place_checked(power_scalar)
-    table["ldexp_.default"] = in_place_checked(times_power_of_two)
-    table["pow_.Tensor"] = in_place_checked(binary)
+    table["pow_.Scalar"] = in_place
+    table["ldexp_.default"] = in_place
+    table["pow_.Tensor"] = in_place
     table["where.self"] = where
     table["complex.default"] = table["polar.default"] = complex_of
     for name in ("clamp", "clamp_min", "clamp_max"):
         table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
-        table[f"{name}_.default"] = table[f"{name}_.Tensor"] = clamp_in_place
+        table[f"{name}_.default"] = table[f"{name}_.Tensor"] = in_place
     table["addcmul.default"] = table["addcdiv.default"] = table["lerp.Tensor"] = ternary
-    table["addcmul_.default"] = table["addcdiv_.default"] = in_place_checked(ternary)
+    table["addcmul_.default"] = table["addcdiv_.default"] = in_place
     table["lerp_.Scalar"] = in_place
     table["lerp.Scalar"] = lerp_scalar
     for name in _BACKWARD_TWO:
