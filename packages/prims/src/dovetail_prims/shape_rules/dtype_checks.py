@@ -21,18 +21,37 @@ from torch._ops import OpOverload
 
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, hint_of
 
-# Operators whose kernels must not run on made-up arguments, or tell nothing of dtypes.
-_NOT_ASKED = frozenset(
+# Operators, besides those that PyTorch tags as pointwise, that check all of their arguments before
+# they touch memory. The kernels of others, above all those of backwards, rely on what made their
+# arguments, and read and write beyond the stand-ins.
+_CHECKED = frozenset(
     {
-        "_local_scalar_dense", "item", "set_", "resize_", "resize", "resize_as_", "record_stream",
-        "_pin_memory", "_assert_async", "_assert_scalar", "_assert_tensor_metadata",
-        "_resize_output_",
+        "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "cummax",
+        "cummin", "cumprod", "cumsum", "kthvalue", "logcumsumexp", "logsumexp", "max", "mean",
+        "median", "min", "mode", "nanmedian", "nansum", "norm", "prod", "sort", "std", "std_mean",
+        "sum", "topk", "trace", "var", "var_mean", "addbmm", "addmm", "addmv", "addr", "baddbmm",
+        "bmm", "dot", "mm", "mv", "vdot", "_cdist_forward", "_trilinear", "renorm", "_log_softmax",
+        "_prelu_kernel", "_safe_softmax", "_softmax", "binary_cross_entropy",
+        "binary_cross_entropy_with_logits", "celu", "glu", "hardshrink", "hardswish", "huber_loss",
+        "log_sigmoid_forward", "mse_loss", "native_layer_norm", "smooth_l1_loss",
+        "soft_margin_loss", "bernoulli", "cauchy", "exponential", "geometric", "log_normal",
+        "normal", "rand_like", "randn_like", "random", "uniform", "arange", "bucketize", "complex",
+        "polar", "fill", "full", "full_like", "hash_tensor", "isin", "linspace", "logspace",
+        "searchsorted", "tril", "triu", "zero",
     }
 )  # fmt: skip
-_KINDS_NOT_ASKED = (
-    "mkldnn", "cudnn", "miopen", "quant", "fbgemm", "nested", "sparse", "coalesce", "_attention",
-    "_int_mm", "_int4", "_weight_int", "_scaled_mm", "_test_", "_linalg_check", "_fused_", "_cslt",
-    "_thnn", "_lstm", "_cufft", "_use_", "_foreach_",  # (each of a list is asked by itself)
+# Such operators whose kernels check what is in memory too: a GPU would stop at the stand-ins.
+_CHECKED_ON_CPU = frozenset(
+    {
+        "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d", "avg_pool3d", "grid_sampler_2d",
+        "grid_sampler_3d", "im2col", "max_pool2d_with_indices", "max_pool3d_with_indices",
+        "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward",
+        "nll_loss2d_forward", "nll_loss_forward", "reflection_pad1d", "reflection_pad2d",
+        "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_bicubic2d_aa",
+        "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
+        "_upsample_nearest_exact3d",
+    }
 )  # fmt: skip
 _LARGEST = 8  # dimension of a stand-in, and number given as a size
 _INDICES = (torch.int32, torch.int64)
@@ -47,25 +66,28 @@ def refusing_dtypes(func: Any, rule: ShapeRule | None) -> ShapeRule | None:
 
 
 def _is_asked(func: OpOverload) -> bool:
-    schema = func._schema
-    name = schema.name.removeprefix("aten::")
-    if name in _NOT_ASKED or any(kind in name for kind in _KINDS_NOT_ASKED):
+    name = _name(func)
+    pointwise = torch.Tag.pointwise in func.tags and not name.startswith("_foreach_")
+    if not (pointwise or name in _CHECKED or _is_for_cpu(name)):
         return False
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    if views and name not in ("view_as_complex", "view_as_real"):
-        return False  # (of any dtype)
     key = torch._C.DispatchKey
-    try:
-        return any(
-            func.has_kernel_for_dispatch_key(k)
-            for k in (
-                key.CPU,
-                key.CompositeExplicitAutograd,
-                key.CompositeExplicitAutogradNonFunctional,
-            )
+    return any(
+        func.has_kernel_for_dispatch_key(k)
+        for k in (
+            key.CPU,
+            key.CompositeExplicitAutograd,
+            key.CompositeExplicitAutogradNonFunctional,
         )
-    except RuntimeError:
-        return False  # a question about a tensor's metadata, which is no operator
+    )
+
+
+def _is_for_cpu(name: str) -> bool:
+    return name in _CHECKED_ON_CPU or name.startswith("linalg_")
+
+
+def _name(func: OpOverload) -> str:
+    """An operator's name, that of its functional form if it works in place."""
+    return func._schema.name.removeprefix("aten::").removesuffix("_")
 
 
 def _after_check(func: OpOverload, rule: ShapeRule | None) -> ShapeRule:
@@ -122,7 +144,7 @@ def _ask(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exc
     """What eager raises for operands of these dtypes whatever their values; None if nothing."""
     fakes = list(_fakes((*args, *kwargs.values())))
     device = fakes[0]._device if fakes else torch.device(kwargs.get("device") or "cpu")
-    if not _is_present(device):
+    if not _is_present(device) or (device.type != "cpu" and _is_for_cpu(_name(func))):
         return None
     refusals: list[tuple[int | None, int, Exception]] = []
     for length, value in ((2, 1), (None, 1), (_LARGEST, 1), (None, 0)):
