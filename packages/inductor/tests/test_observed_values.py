@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_runtime.plan import TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
@@ -126,3 +127,17 @@ def test_norms_and_activations_are_not_rounded_inside(dtype: torch.dtype, triton
     assert plan.kernels
     for kernel in plan.kernels:
         assert rounding not in kernel.source, kernel.source
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_no_rounding_is_lost_to_a_fused_multiply_and_add(dtype: torch.dtype) -> None:
+    """For a GPU: a square, rounded, minus itself is 0; where nothing is rounded, they may fuse."""
+
+    def kernel(fn: Callable[[Tensor], object]) -> TritonKernel:
+        gm = trace_aten(fn, X.to(dtype), decompositions=core_aten_table())
+        (found,) = compile_graph(gm, options=InductorOptions(triton=True)).kernels
+        assert isinstance(found, TritonKernel)
+        return found
+
+    assert not kernel(QUESTIONS["minus itself"]).fp_fusion
+    assert kernel(lambda x: x * x - x).fp_fusion

@@ -117,7 +117,8 @@ class TritonKernel:
 
     `signature` gives each parameter's Triton type in order ("*fp32", "i32", "i64", "constexpr"),
     `constexprs` the values of the constexpr parameters by name, `aligned` the names of pointer and
-    int parameters known divisible by 16. With `asserts` its `tl.device_assert`s hold.
+    int parameters known divisible by 16. With `asserts` its `tl.device_assert`s hold. Without
+    `fp_fusion` no product and sum become one operation, which would drop the rounding between.
     """
 
     symbol: str
@@ -128,6 +129,7 @@ class TritonKernel:
     num_stages: int
     aligned: tuple[str, ...] = ()
     asserts: bool = False
+    fp_fusion: bool = True
 
 
 Kernel = CppKernel | TritonKernel

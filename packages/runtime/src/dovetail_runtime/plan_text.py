@@ -240,6 +240,8 @@ class _Writer:
         ]
         keywords += [f"{n}={v!r}" for n, v in kernel.constexprs]
         keywords += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        if not kernel.fp_fusion:
+            keywords.append("enable_fp_fusion=False")
         return f"{kernel.symbol}[{_tuple(step.grid)}]({', '.join(keywords)})"
 
     def _given(self, argument: str | Size, kind: str) -> str:

@@ -105,7 +105,7 @@ class TritonBuilder:
                 "aligned": kernel.aligned,
                 "num_warps": kernel.num_warps,
                 "num_stages": kernel.num_stages,
-                "fp_fusion": True,
+                "fp_fusion": kernel.fp_fusion,
                 "asserts": kernel.asserts,
                 "arch": self._arch,
             }

@@ -61,6 +61,11 @@ def parameter_types(
     )
 
 
+# A value that is rounded and then computed with. LLVM makes one operation of 2 bytes of it and of
+# the sum that follows, if it may, and the rounding is gone: `x * x - (x * x)` would not be 0.
+_ROUNDINGS = tuple(f".to({half}).to(tl.float32)" for half in ("tl.float16", "tl.bfloat16"))
+
+
 def assemble(
     kind: str,
     functions: str,
@@ -103,6 +108,7 @@ def assemble(
         num_stages=tiling.num_stages,
         aligned=aligned,
         asserts=asserts,
+        fp_fusion=not any(rounding in before + text for rounding in _ROUNDINGS),
     )
     return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 
