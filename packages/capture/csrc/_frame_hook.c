@@ -102,6 +102,18 @@ make_return_code(void)
     return (PyCodeObject *)code;
 }
 
+static PyObject *
+make_nothing(void)
+{
+    PyObject *namespace = Py_BuildValue("{s:O}", "__builtins__", PyEval_GetBuiltins());
+    PyObject *function = NULL;
+    if (namespace != NULL) {
+        function = PyRun_String("lambda: None", Py_eval_input, namespace, namespace);
+        Py_DECREF(namespace);
+    }
+    return function;
+}
+
 PyMODINIT_FUNC
 PyInit__frame_hook(void)
 {
@@ -120,9 +132,10 @@ PyInit__frame_hook(void)
     return_code = make_return_code();
     skip_mark = PyUnicode_FromString("<SKIP>");
     off_mark = PyUnicode_FromString("<OFF>");
+    nothing = return_code == NULL ? NULL : make_nothing();
     on_miss = PyUnicode_InternFromString("on_miss");
     if (extra_index < 0 || return_code == NULL || skip_mark == NULL
-        || off_mark == NULL || on_miss == NULL || make_state(return_code) == NULL || prove_extras(return_code) < 0
+        || off_mark == NULL || on_miss == NULL || nothing == NULL || make_state(return_code) == NULL || prove_extras(return_code) < 0
         || PyType_Ready(&EntryType) < 0
         || PyModule_AddType(module, &ContextType) < 0
         || PyModule_AddType(module, &SwitchedType) < 0

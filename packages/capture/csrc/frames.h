@@ -82,10 +82,11 @@ call_as_function(Entry *entry, PyObject *const *args, int n, PyFunctionObject *f
 static PyObject *
 run_off(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context)
 {
+    _PyStackChunk *stack = active_stack;
     Py_INCREF(context);
     active = NULL;
     PyObject *result = previous_eval(ts, frame, 0);
-    active = context;
+    activate(ts, context, stack);
     Py_DECREF(context);
     return result;
 }
@@ -180,6 +181,7 @@ eval_captured(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context, C
     int n = argument_count(code);
     Entry *found = NULL;
     int closed = 0;
+    _PyStackChunk *stack = active_stack;
     Py_INCREF(context);
     active = NULL; /* guards and the callback are not captured */
     if (node != NULL) {
@@ -201,7 +203,7 @@ eval_captured(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context, C
     if (found == NULL && !closed && !PyErr_Occurred()) {
         found = miss(context, code, func, frame->localsplus, n);
     }
-    active = context;
+    activate(ts, context, stack);
     PyObject *result;
     if (found != NULL) {
         result = run_entry(ts, frame, code, found, n);
@@ -232,7 +234,11 @@ hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
         if (node != NULL && node->context == context && node->closed && !node->off) {
             plain |= PyTuple_GET_SIZE(node->entries) == 0;
         }
-        if (!plain || ts->tracing) {
+        if (!plain && !is_own(ts)) {
+            context = change_greenlet(ts);
+            plain = context == NULL;
+        }
+        if (context != NULL && (!plain || ts->tracing)) {
             return eval_captured(ts, frame, context, state);
         }
     }

@@ -64,7 +64,18 @@ typedef struct {
 
 static PyTypeObject EntryType, ContextType, SwitchedType, BoundType;
 
+/* A context that is on, and the stack of Python frames on which it was switched on: a greenlet has
+ * one of its own. */
+typedef struct {
+    Context *context;
+    _PyStackChunk *stack;
+} Activation;
+
 static __thread Context *active __attribute__((tls_model("initial-exec")));
+static __thread _PyStackChunk *active_stack __attribute__((tls_model("initial-exec")));
+/* Those of greenlets that are within a call while another one's is `active`. */
+static __thread Activation *parked __attribute__((tls_model("initial-exec")));
+static __thread int parked_count __attribute__((tls_model("initial-exec")));
 static __thread int depth __attribute__((tls_model("initial-exec")));
 static int users;             /* threads inside a switched-on call */
 static int eager_forced;      /* switched-on calls run as if they were not */
@@ -74,6 +85,7 @@ static Py_ssize_t extra_index = -1;
 static PyCodeObject *return_code; /* one RETURN_VALUE */
 static PyObject *skip_mark, *off_mark;
 static PyObject *on_miss; /* the name of a method */
+static PyObject *nothing; /* a function that does nothing */
 
 static PyObject *hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag);
 
@@ -107,10 +119,99 @@ uninstall(void)
     }
 }
 
-static inline Context *
+/* ---- greenlets ------------------------------------------------------------------------------ */
+
+static Py_NO_INLINE int
+is_below(PyThreadState *ts, _PyStackChunk *stack)
+{
+    _PyStackChunk *chunk = ts->datastack_chunk;
+    while (chunk != NULL && chunk != stack) {
+        chunk = chunk->previous;
+    }
+    return chunk == stack;
+}
+
+/* Was the active context switched on by the greenlet that runs? */
+static inline int
+is_own(PyThreadState *ts)
+{
+    return active_stack == ts->datastack_chunk || is_below(ts, active_stack);
+}
+
+/* Set the active context of another greenlet aside. */
+static void
+park(void)
+{
+    Activation *more = PyMem_Realloc(parked, (parked_count + 1) * sizeof(Activation));
+    if (more != NULL) { /* else its frames run plainly */
+        parked = more;
+        parked[parked_count++] = (Activation){(Context *)Py_NewRef(active), active_stack};
+    }
+}
+
+static void
+drop_parked(int place)
+{
+    Context *context = parked[place].context;
+    parked[place] = parked[--parked_count];
+    if (parked_count == 0) {
+        PyMem_Free(parked);
+        parked = NULL;
+    }
+    Py_DECREF(context); /* last: it may run any code */
+}
+
+static int
+own_parked(PyThreadState *ts)
+{
+    for (int place = 0; place < parked_count; place++) {
+        if (is_below(ts, parked[place].stack)) {
+            return place;
+        }
+    }
+    return -1;
+}
+
+/* Another greenlet's context is active: find that of the one that runs. */
+static Py_NO_INLINE Context *
+change_greenlet(PyThreadState *ts)
+{
+    int place = own_parked(ts);
+    if (place < 0) {
+        return NULL;
+    }
+    Activation own = parked[place];
+    Context *other = (Context *)Py_NewRef(active);
+    parked[place] = (Activation){other, active_stack};
+    active = own.context; /* which its call keeps alive */
+    active_stack = own.stack;
+    Py_DECREF(own.context);
+    return active;
+}
+
+/* Make a context active again, or none, after a call that greenlets may have been changed in. */
+static inline void
+activate(PyThreadState *ts, Context *context, _PyStackChunk *stack)
+{
+    if (active != NULL && !is_own(ts)) {
+        park();
+    }
+    active = context;
+    active_stack = stack;
+}
+
+static inline Activation
 switch_to(Context *context)
 {
-    Context *before = active;
+    PyThreadState *ts = PyThreadState_Get();
+    if (ts->datastack_chunk == NULL) { /* a greenlet that has run no Python frame yet */
+        Py_XDECREF(PyObject_CallNoArgs(nothing));
+    }
+    if (active != NULL && !is_own(ts) && change_greenlet(ts) == NULL) {
+        park();
+        active = NULL;
+    }
+    Activation before = {active, active_stack};
     if (context != NULL && depth++ == 0) {
         if (users++ == 0) {
             install();
@@ -120,17 +221,38 @@ switch_to(Context *context)
 #endif
     }
     active = context;
+    active_stack = ts->datastack_chunk;
     return before;
 }
 
 static inline void
-switch_back(Context *context, Context *before)
+switch_back(Context *context, Activation before)
 {
-    active = before;
+    PyThreadState *ts = PyThreadState_Get();
+    if (parked_count == 0) {
+        active = before.context;
+        active_stack = before.stack;
+    }
+    else {
+        int place = own_parked(ts);
+        if (place >= 0) {
+            drop_parked(place);
+        }
+        activate(ts, before.context, before.stack);
+        if (active == NULL && parked_count > 0) {
+            active = parked[0].context;
+            active_stack = parked[0].stack;
+            drop_parked(0);
+        }
+    }
     if (context != NULL && --depth == 0) {
 #if EXTRA_C_RECURSION
         PyThreadState_Get()->c_recursion_remaining -= EXTRA_C_RECURSION;
 #endif
+        active = NULL;
+        while (parked_count > 0) {
+            drop_parked(0);
+        }
         if (--users == 0) {
             uninstall();
         }

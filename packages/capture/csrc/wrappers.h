@@ -11,7 +11,7 @@ switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject
     Context *context = eager_forced ? NULL : self->context;
     PyObject *function = Py_NewRef(self->function);
     Py_XINCREF(context);
-    Context *before = switch_to(context);
+    Activation before = switch_to(context);
     PyObject *result = PyObject_Vectorcall(function, args, nargsf, kwnames);
     switch_back(context, before);
     Py_XDECREF(context);
@@ -163,7 +163,7 @@ bound_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *k
                      self->dynamic_count, n);
         return NULL;
     }
-    Context *before = active;
+    Activation before = {active, active_stack};
     active = NULL;
     PyObject *result;
     Py_ssize_t total = PyTuple_GET_SIZE(self->template_);
@@ -191,7 +191,7 @@ bound_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *k
             }
         }
     }
-    active = before;
+    activate(PyThreadState_Get(), before.context, before.stack);
     Py_DECREF(self);
     return result;
 }
