@@ -120,7 +120,7 @@ def test_vector_products(dtype):
     for kwargs in ({}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0}):
         for base in (w, draw(dtype=dtype), draw(1, dtype=dtype)):
             check(aten.addmv.default, [base, m, v], kwargs)
-        for base in (m, draw(5, dtype=dtype), draw(dtype=dtype)):
+        for base in (m, m.mT.contiguous().mT, draw(5, dtype=dtype), draw(dtype=dtype)):
             check(aten.addr.default, [base, w, v], kwargs)
             low = [base.bfloat16(), w, v]
             check(aten.addr.default, low, kwargs, tolerance=0.1)  # (the result is not bfloat16)

@@ -69,9 +69,9 @@ def hardsigmoid(self: Tensor) -> Tensor:
 
 
 def hardtanh(self: Tensor, min_val: Number = -1, max_val: Number = 1) -> Tensor:
-    """clamp(x, min_val, max_val)"""
-    low = aten.maximum.default(self, constant(min_val, self))
-    return aten.minimum.default(low, constant(max_val, self))
+    """clamp(x, min_val, max_val); as there, a zero keeps its sign"""
+    low = aten.maximum.default(constant(min_val, self), self)
+    return aten.minimum.default(constant(max_val, self), low)
 
 
 def leaky_relu(self: Tensor, negative_slope: Number = 0.01) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ._common import Family, Number, aten, cast, promoted_together, reshape, times, wide
+from .operand_layouts import laid_out_by
 
 
 def mv(self: Tensor, vec: Tensor) -> Tensor:
@@ -46,7 +47,8 @@ def addr(
     outer = aten.mul.Tensor(v, w)
     outer = times(outer, alpha)
     if beta == 0:
-        return cast(outer, promoted_together(self, vec1, vec2))
+        out = cast(outer, promoted_together(self, vec1, vec2))
+        return laid_out_by(out, self, aten.unsqueeze.default(vec1, 1), vec2)
     x = times(wide(self), beta)
     return cast(aten.add.Tensor(x, outer), promoted_together(self, vec1, vec2))
 

@@ -85,6 +85,11 @@ def laid_out(op: OpOverload, entry: Callable[..., Any]) -> Callable[..., Any]:
     return in_order
 
 
+def laid_out_by(result: Tensor, *operands: Tensor) -> Tensor:
+    """`result`, laid out as eager lays out what its iterator computes from `operands`."""
+    return _relaid(result, pointwise_layout([_as_fake(x) for x in operands], False)[1])
+
+
 def _layout_of(x: Tensor) -> tuple[Sizes, Sizes]:
     if isinstance(x, FakeTensor):
         return x._sizes, x._strides

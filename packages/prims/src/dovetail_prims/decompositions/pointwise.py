@@ -117,7 +117,8 @@ def _wrapped(bound: Number | None, held: torch.iinfo) -> Number | None:
 
 
 def clamp(self: Tensor, min: Number | None = None, max: Number | None = None) -> Tensor:
-    """min(max(x, low), high); the upper bound wins where they cross"""
+    """min(max(x, low), high); the upper bound wins where they cross. A zero keeps its sign: of two
+    that are equal, kernels take the second operand."""
     if not self.is_floating_point() and self.dtype is not torch.bool:
         held = torch.iinfo(self.dtype)
         if BOUNDS_WRAP_AROUND and type(min) is not float and type(max) is not float:
@@ -128,9 +129,9 @@ def clamp(self: Tensor, min: Number | None = None, max: Number | None = None) ->
         min = None if type(min) is int and min < held.min else min
         max = None if type(max) is int and max > held.max else max
     if min is not None:
-        self = aten.maximum.default(self, _bound(self, min))
+        self = aten.maximum.default(_bound(self, min), self)
     if max is not None:
-        self = aten.minimum.default(self, _bound(self, max))
+        self = aten.minimum.default(_bound(self, max), self)
     return self
 
 
