@@ -77,3 +77,31 @@ def test_a_part_of_a_cache_stays_in_the_graph() -> None:
     torch.testing.assert_close(found[1], found[0])
     report = dovetail.report(compiled)
     assert "uncompiled" not in report.as_text().replace("0 frames left uncompiled", "")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("change", ["t_", "unsqueeze_", "squeeze_", "mul_"])
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_detached_tensor_that_changes_beside_a_view(
+    change: str, graded: bool, backend: str
+) -> None:
+    """It shares the input's version counter, by which autograd takes such an input anew."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.detach()
+        arguments = {"unsqueeze_": (0,), "mul_": (2,)}
+        getattr(y, change)(*arguments.get(change, ()))
+        return y, x.view(x.shape)
+
+    results = []
+    for run in (dovetail.compile(fn, backend=backend), fn):
+        leaf = torch.arange(12.0).reshape(3, 4).requires_grad_(graded)
+        x = (leaf * 1)[1:]
+        y, view = run(x)
+        assert view._base is x._base
+        if graded:
+            view.square().sum().backward()
+        results.append((y, view, leaf.grad, torch.tensor(x._version)))
+    for ours, eager in zip(*results, strict=True):
+        assert (ours is None and eager is None) or torch.equal(ours, eager)
+        assert ours is None or ours.stride() == eager.stride()

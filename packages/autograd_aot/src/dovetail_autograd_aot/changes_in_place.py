@@ -52,6 +52,8 @@ def _note_reshape(
     tracer: Tracer, tensor: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     primal = track_of(tensor).storage.primal if type(tensor) is FakeTensor else None
+    if primal is not None:
+        tracer.shape_changes.setdefault(primal, tracer.running)
     if primal is not None and id(tensor) in tracer.inputs:
         if any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves((args, kwargs))):
             raise refusal(f"{func} of an input, in place, with symbolic sizes", tracer.running)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.fake_tensor import FakeTensor, UnsupportedTensorError, make
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.fx import Node
@@ -22,6 +22,12 @@ from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, wrap
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.joint import JointTrace
+
+
+_SPARSE = (
+    "a sparse gradient: of an embedding with sparse=True, or of a gather with sparse_grad=True. "
+    "Leave these out, or call it outside of the compiled function"
+)
 
 
 def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
@@ -47,6 +53,10 @@ def trace_backward(trace: JointTrace, result: Classified) -> list[Node | None]:
     try:
         with trace.tracer, torch._C._DisableAutocast():
             gradients = _run_on_ways(trace, result.roots, tangents, leaves)
+    except UnsupportedTensorError as error:
+        if "torch.sparse" not in str(error):
+            raise
+        raise TraceError(_SPARSE) from error
     except RuntimeError as error:
         # Eager tells it in the backward, if there is one.
         if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):

@@ -71,8 +71,11 @@ _REFUSED = (
 )  # fmt: skip
 # Views by what they are, of which autograd does not know.
 _UNSAFE_VIEWS = ("aten::unsafe_split", "aten::unsafe_split_with_sizes")
-# In-place samplers whose functional form has another name.
-_FUNCTIONAL_NAME = {"normal_": "normal_functional"}
+# In-place samplers whose functional forms have other names.
+_FUNCTIONAL_NAME = {
+    "normal_": "normal_functional",
+    "rrelu_with_noise_": "rrelu_with_noise_functional",
+}
 
 _OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 

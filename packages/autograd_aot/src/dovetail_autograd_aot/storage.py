@@ -250,7 +250,8 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False
         raise ConstantWrittenError(storage.constant)
     if tracer.in_backward and storage in tracer.seen_outside:
         raise TraceError(
-            "a backward of the program's own writes in place to an input or an output of the graph"
+            "the backward of an autograd.Function writes in place to an input or an output of the "
+            "graph; call the function outside of the compiled one, or return what it would write"
         )
     if storage.reshaped and tensor._is_view():
         tracer.written_without_gradients.append((tensor, _RESHAPED, tracer.running))

@@ -108,6 +108,9 @@ class Tracer(NodeRecorder, DispatchMode):
         # Operators that made a tensor another view of itself, by the tensor's id.
         self.reshaped: dict[int, list[tuple[ViewStep, bool]]] = {}
         self.reshapers: dict[int, str | None] = {}  # by which node first
+        # The node that first changed the shape of a tensor in the memory of an input, which may
+        # have a counter in common with it (a detached one has), by the input's position.
+        self.shape_changes: dict[int, str | None] = {}
         self.set_inputs: dict[int, str | None] = {}  # by `set_`: by which node first
         self.inputs: set[int] = set()  # ids of the traced inputs
         # What the caller sees once the forward has run: a backward's writes would come too late.
@@ -181,12 +184,17 @@ class Tracer(NodeRecorder, DispatchMode):
         others = flatten([*rest, *kwargs.values()])
         if not isinstance(operand, torch.TensorType) or any(isinstance(o, Tensor) for o in others):
             return args
-        dtype = _NUMBERS[type(number)]
-        if func is aten._to_copy.default:
-            dtype = kwargs.get("dtype") or dtype
-        placed = {"dtype": dtype, "device": torch.device("cpu")}
-        literal = self.fresh_results(self.emit(aten.full.default, ([], self.nodes(number)), placed))
-        return (literal, *rest)
+        dtype = kwargs.get("dtype") if func is aten._to_copy.default else None
+        return (self.literal(number, torch.device("cpu"), dtype), *rest)
+
+    def literal(
+        self, number: Any, device: torch.device, dtype: torch.dtype | None = None
+    ) -> FakeTensor:
+        """A number, which may be symbolic, as a tensor of no dimensions."""
+        made_like = {"dtype": dtype or _NUMBERS[type(number)], "device": device}
+        filled = self.emit(aten.full.default, ([], self.nodes(number)), made_like)
+        literal: FakeTensor = self.fresh_results(filled)
+        return literal
 
     def _decomposed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operator's decomposition gives; NotImplemented if it is left whole."""

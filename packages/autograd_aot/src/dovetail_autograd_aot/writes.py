@@ -43,9 +43,11 @@ def _target(tracer: Tracer, value: Any) -> FakeTensor:
     return tracer.constant(value)
 
 
-def copy(tracer: Tracer, target: Tensor, source: Tensor, non_blocking: bool = False) -> FakeTensor:
-    """`copy_`: the source, in the layout of the target."""
+def copy(tracer: Tracer, target: Tensor, source: Any, non_blocking: bool = False) -> FakeTensor:
+    """`copy_`: the source, a tensor or a number, in the layout of the target."""
     tensor = _target(tracer, target)
+    if not isinstance(source, Tensor):
+        source = tracer.literal(source, tensor._device)
     value = read(tracer, tracer.traced(source))
     write_value(tracer, tensor, value)
     return tensor

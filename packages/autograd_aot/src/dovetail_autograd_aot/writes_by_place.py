@@ -23,6 +23,7 @@ from dovetail_autograd_aot.storage import (
     track_of,
 )
 from dovetail_autograd_aot.values import same_sizes
+from dovetail_autograd_aot.values import values as sizes_of
 from dovetail_autograd_aot.views import PHYSICAL, is_dense
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def shows_twice(storage: TracedStorage, chain: Sequence[ViewStep], values: Seque
             if int(step.args[1]) > int(step.args[2]):  # type: ignore[call-overload]
                 return True
         elif step.op is aten.as_strided.default:
-            if reaches_into_itself(after.meta["val"]._sizes, step.args[1]):  # type: ignore[arg-type]
+            # (The strides of symbolic sizes are nodes.)
+            if reaches_into_itself(after.meta["val"]._sizes, sizes_of(step.args[1])):
                 return True
     return False
 

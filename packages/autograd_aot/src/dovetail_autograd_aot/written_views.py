@@ -79,6 +79,7 @@ def _writer(trace: JointTrace, index: int) -> str | None:
     counter = trace.counter_of[index]
     sharing = [i for i, other in trace.counter_of.items() if other == counter]
     writers = [trace.homes[i].writer for i in (index, *sharing)]
+    writers += [trace.tracer.shape_changes.get(i) for i in (index, *sharing)]
     return next((writer for writer in writers if writer is not None), None)
 
 
