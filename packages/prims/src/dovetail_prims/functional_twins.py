@@ -30,6 +30,7 @@ class Twin:
 
 
 _twins: dict[str, Twin] = {}  # by the name of the schema
+_libraries: dict[str, Any] = {}  # of each twin its own
 
 
 def twin_named(name: str) -> Twin | None:
@@ -37,10 +38,14 @@ def twin_named(name: str) -> Twin | None:
     return _twins.get(name)
 
 
-@functools.cache
-def _library() -> torch.library.Library:
+def _new_library(name: str) -> Any:
+    """A library for the twin of this name. That of an operator which was defined again (a cell of
+    a notebook, run twice) goes."""
+    earlier = _libraries.pop(name, None)
+    if earlier is not None:
+        earlier._destroy()
     make: Any = torch.library.Library
-    library: torch.library.Library = make("dovetail_functional", "FRAGMENT")
+    library = _libraries[name] = make("dovetail_functional", "FRAGMENT")
     return library
 
 
@@ -70,7 +75,6 @@ def functional_twin(op: OpOverload, absent: frozenset[int]) -> OpOverload | None
     there can be none. `absent` are the places of what would be written and is None."""
     if not has_functional_twin(op):
         return None
-    library: Any = _library()
     written = tuple(i for i in _written(op) if i not in absent)
     names = [a.name for a in op._schema.arguments]
     text = re.sub(r"\(\w+!?\)", "", str(op._schema))  # without what says what is written
@@ -79,6 +83,7 @@ def functional_twin(op: OpOverload, absent: frozenset[int]) -> OpOverload | None
     new = [_TYPES[str(op._schema.arguments[i].type)] for i in written]
     name = f"{op.namespace}_{op._schema.name.split('::')[1]}_{op._overloadname}"
     name += "".join(f"_without_{i}" for i in sorted(absent))
+    library = _new_library(name)
     library.define(f"{name}({given}) -> ({', '.join([*([own] if own else []), *new])})")
     count = len(op._schema.returns)
 
