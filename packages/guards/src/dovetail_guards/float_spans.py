@@ -40,7 +40,10 @@ def same_answer(env: ShapeEnv, expr: FloatExpr, answer: Callable[[Any], Any]) ->
     span = _span(expr, name, hint)
     if span is None or not span.lower <= hint <= span.upper:
         return None
-    known = answer(expr.evaluate(env.hints))
+    try:
+        known = answer(expr.evaluate(env.hints))
+    except (ArithmeticError, ValueError):  # an infinity or NaN has no integer
+        return None
 
     def holds(value: int) -> bool:
         try:

@@ -117,7 +117,10 @@ def fold(vm: Interpreter, fn: Any, args: list[Value], kwargs: dict[str, Value]) 
             if fn in _HAVE_VALUE and not _has_value(fn, known):
                 known = [a.value for a in map(operands.concrete, args)]  # type: ignore[attr-defined]
                 return fold(vm, fn, [Constant(number) for number in known], {})
-            return vm.constant(SYMBOLIC_FUNCTIONS[fn](*known))
+            try:
+                return vm.constant(SYMBOLIC_FUNCTIONS[fn](*known))
+            except (OverflowError, ValueError) as error:  # to round an infinity or a NaN
+                return vm.raise_real(error)
     if fn in _READ_WHOLE:
         args = [ListValue(vm.iterate(arg)) if isinstance(arg, _ITERATED) else arg for arg in args]
     real_args = [vm.data_of(arg) for arg in args]

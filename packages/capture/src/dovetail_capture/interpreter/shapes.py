@@ -109,8 +109,8 @@ class InputShapes:
         )
         if (name, -1) not in self.changed and not (self.dynamic is True and is_argument):
             return real
-        if isinstance(real, int) and not -(2**63) <= real < 2**63:
-            return real  # no graph takes it
+        if isinstance(real, int) and not -(2**62) < real < 2**62:
+            return real  # guards could not compute with it, in 64 bits
         if isinstance(real, float):
             if self.plain_floats:
                 return real

@@ -75,7 +75,10 @@ def number(cls: type, special: str) -> Handler:
                     dtype: Kwargs = {"dtype": Constant(torch.float64)}
                     made = vm.record("call_function", torch.scalar_tensor, args, dtype)
                     return inlining.inline(vm, _whole_number, [made], {})
-            return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
+            try:
+                return vm.constant(_SYMBOLIC_CONVERSIONS[cls](args[0].value))
+            except (OverflowError, ValueError) as error:  # of an infinity or a NaN
+                return vm.raise_real(error)
         if args and isinstance(args[0], TensorValue):
             raise GraphBreakSignal(
                 f"{cls.__name__}() of a tensor", "keep the value a tensor, or compute it outside"
