@@ -68,5 +68,6 @@ class _Watched:
 def _put_back(watched: dict[int, _Watched]) -> None:
     """Let the program's handlers be called again, but for those replaced meanwhile."""
     for number, watching in watched.items():
-        if signal.getsignal(number) is watching:
+        now: object = signal.getsignal(number)
+        if now is watching:
             signal.signal(number, watching.handler)

@@ -35,7 +35,15 @@ def tensor_property(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return vm.wrap(obj.real.grad, source)
     if name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         return hooks_of(vm, obj, name)
-    if name in ("grad_fn", "output_nr", "_version", "_base", "_cdata", "_python_dispatch"):
+    if name in (
+        "__dict__",
+        "grad_fn",
+        "output_nr",
+        "_version",
+        "_base",
+        "_cdata",
+        "_python_dispatch",
+    ):
         if name == "grad_fn" and _has_no_node(vm, obj):
             return NONE
         raise GraphBreakSignal(f"the tensor attribute `{name}`")

@@ -46,6 +46,7 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         _set_function_attr(vm, obj, name, value)
         return
     if isinstance(obj, TensorValue):
+        name = attributes.SECOND_NAMES.get(name, name)
         _, attr = class_attributes.class_lookup(vm, obj.cls, name)
         slot = type(attr) is types.MemberDescriptorType
         if is_wrapper_type(obj.cls) and (slot or not class_attributes.is_data_descriptor(vm, attr)):
@@ -319,7 +320,7 @@ def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
         if not dicts.delete(vm, attributes.function_fields(obj), name):
             class_attributes.missing(vm, obj, name)
         return
-    if isinstance(obj, TensorValue) and name == "grad":
+    if isinstance(obj, TensorValue) and attributes.SECOND_NAMES.get(name, name) == "grad":
         set_attr(vm, obj, name, NONE)  # which is what it does
         return
     raise GraphBreakSignal(f"deletion of attribute `{name}` of {obj.describe()}")

@@ -89,6 +89,8 @@ def find_attr(vm: Interpreter, obj: Value, name: str) -> Value | None:
 def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     real = obj.value
     writes = vm.session.attribute_writes
+    if type(real) in _HAVE_DICT:
+        _refuse_second_name(vm, real, name)
     if writes and id(real) in writes:
         found = dicts.get(vm, writes[id(real)][1], name)
         if found is not None:
@@ -133,6 +135,24 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if callable(found) and isinstance(found, (types.MethodType, types.BuiltinMethodType)):
         return vm.held(found)
     return vm.wrap(found, vm.session.sources.attr(source, name))
+
+
+_HAVE_DICT = (types.FunctionType, types.ModuleType)
+
+
+def _refuse_second_name(vm: Interpreter, real: Any, name: str) -> None:
+    """Break where a function's or a module's attributes were changed in this graph and are read by
+    another name: as `f.k` after `f.__dict__["k"] = 1`, or the other way round."""
+    attributes = real.__dict__
+    if name == "__dict__":
+        changed = id(real) in vm.session.attribute_writes or any(
+            place == id(attributes) for place, _ in vm.session.global_writes
+        )
+    else:
+        opened = vm.session.known.get(id(attributes))
+        changed = isinstance(opened, DictValue) and opened.mutated
+    if changed:
+        raise GraphBreakSignal(f"`{name}` of {real!r}, whose attributes this graph changed")
 
 
 def _own_attr_of_constant(vm: Interpreter, obj: Constant, name: str) -> Value | None:
@@ -202,7 +222,12 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
 # --- other values --------------------------------------------------------------------------------
 
 
+SECOND_NAMES = {"_grad": "grad", "_grad_fn": "grad_fn"}
+"""Attributes of tensors that are others by a second name."""
+
+
 def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
+    name = SECOND_NAMES.get(name, name)
     if name in obj.attributes:
         return obj.attributes[name]
     if name == "__class__":
