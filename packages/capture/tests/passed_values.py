@@ -124,16 +124,20 @@ class Program:
         return made
 
 
-def seen(value: Any) -> Any:
-    """What a value is, for comparison: with types, and signs of zeros."""
+def seen(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """What a value is, for comparison: with types, and signs of zeros. `around` are the ids of the
+    containers that it is in, one of which it may be."""
+    if id(value) in around:
+        return "around", around.index(id(value))
+    inside = (*around, id(value))
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, Settings):
-        return {k: seen(v) for k, v in vars(value).items()}
+        return {k: seen(v, inside) for k, v in vars(value).items()}
     if isinstance(value, (list, tuple)):
-        return type(value), [seen(v) for v in value]
+        return type(value), [seen(v, inside) for v in value]
     if isinstance(value, dict):
-        return [(seen(k), seen(v)) for k, v in value.items()]
+        return [(seen(k), seen(v, inside)) for k, v in value.items()]
     return type(value), repr(value)
 
 
