@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from dovetail_guards.torch_state import SKIPS_CLASSES
 from torch.autograd import forward_ad
 
 from dovetail_capture.skip import is_skipped_file
@@ -38,6 +39,8 @@ def observer() -> str | None:
     """What is to see each operation of a call, if there is such a thing."""
     if not torch._C._is_torch_function_enabled():
         return "where no class of tensors is asked about operations"
+    if SKIPS_CLASSES():
+        return "by torch.overrides.redispatch_function"
     if torch._C._get_tracing_state() is not None:
         return "within torch.jit.trace"
     if torch._C._len_torch_dispatch_stack() and _a_dispatch_mode_looks_on():

@@ -152,8 +152,14 @@ def _handles_exception() -> bool:
     return sys.exception() is not None
 
 
+SKIPS_CLASSES: Callable[[], bool] = getattr(_C, "_peek_should_skip_torch_function", bool)
+"""Is the next function to ask no class (`torch.overrides.redispatch_function`, since 2.13)?"""
+
+
 def _asks_classes() -> bool:
     """Are classes of tensors asked about operations? (Capture itself runs with nobody asked.)"""
+    if SKIPS_CLASSES():
+        return False
     return bool(_C._is_torch_function_enabled() or _C._is_torch_function_all_disabled())
 
 

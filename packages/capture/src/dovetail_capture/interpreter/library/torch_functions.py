@@ -40,6 +40,11 @@ _UNSUPPORTED: dict[Any, str] = {
     torch.seed: "torch.seed changes torch's global state",
     torch.save: "torch.save writes a file",
     torch.load: "torch.load reads a file",
+    **{  # since 2.13
+        getattr(_C, name): "torch.overrides.redispatch_function"
+        for name in ("_skip_one_hop_torch_function",)
+        if hasattr(_C, name)
+    },
 }
 
 
