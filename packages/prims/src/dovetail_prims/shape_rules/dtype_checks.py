@@ -53,6 +53,9 @@ _CHECKED_ON_CPU = frozenset(
         "_upsample_nearest_exact3d",
     }
 )  # fmt: skip
+# Lengths of dimensions (None: the tensor's own) and elements of stand-ins, in the order tried.
+_ON_CPU = ((2, 1), (None, 1), (8, 1), (None, 0))
+_ON_GPU = ((2, 0), (None, 0), (8, 0))
 _LARGEST = 8  # dimension of a stand-in, and number given as a size
 _INDICES = (torch.int32, torch.int64)
 _MOST = 5  # dimensions that may be as large
@@ -144,10 +147,11 @@ def _ask(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exc
     """What eager raises for operands of these dtypes whatever their values; None if nothing."""
     fakes = list(_fakes((*args, *kwargs.values())))
     device = fakes[0]._device if fakes else torch.device(kwargs.get("device") or "cpu")
-    if not _is_present(device) or (device.type != "cpu" and _is_for_cpu(_name(func))):
+    on_cpu = device.type == "cpu"
+    if not on_cpu and (device.type != "cuda" or not _may_run_on_gpu(func, fakes)):
         return None
     refusals: list[tuple[int | None, int, Exception]] = []
-    for length, value in ((2, 1), (None, 1), (_LARGEST, 1), (None, 0)):
+    for length, value in _ON_CPU if on_cpu else _ON_GPU:
         refusal = _attempt(func, args, kwargs, _StandIns(length, value))
         if refusal is None:
             return None
@@ -167,8 +171,15 @@ def _fakes(values: Any) -> Iterator[FakeTensor]:
             yield from _fakes(v)
 
 
-def _is_present(device: torch.device) -> bool:
-    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+def _may_run_on_gpu(func: OpOverload, fakes: Sequence[FakeTensor]) -> bool:
+    """Whether a GPU is there, and no kernel can fail on it, which would end the process' use of it:
+    where there are elements the index 0 is valid, and no probabilities are zero."""
+    if not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing():
+        return False
+    if _is_for_cpu(_name(func)):
+        return False
+    empty = any(_is_zero(n) for fake in fakes for n in fake._sizes)
+    return not empty and torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def _attempt(
