@@ -126,3 +126,13 @@ def test_what_is_exported_takes_no_strides() -> None:
     exported = export(lambda x: x * 2, (x,))
     assert len([n for n in exported.gm.graph.nodes if n.op == "placeholder"]) == 1
     assert torch.equal(exported(torch.ones(3, 6)[:, :-1]), torch.full((3, 5), 2.0))
+
+
+@pytest.mark.parametrize("first", [40, 41])
+def test_every_other_element_of_rows_of_any_length(first: int) -> None:
+    """A row of an odd number of elements begins before the step after the last one taken: it does
+    not overlap with what lies before it."""
+    run, graphs = counted(scaled)
+    for n in range(first, first + 12):
+        agree(scaled, run, torch.randn(3, 5, n)[..., ::2])
+    assert len(graphs) <= 3

@@ -118,26 +118,36 @@ def express_strides(
     From the innermost dimension outwards, a stride that is the extent of the dimensions inside it
     is written as that extent. Any other is what `symbol` gives or the number it was, and those
     outside of it may follow from it again. Dimensions that repeat elements (stride 0) take no part;
-    from one that overlaps with those inside it on, strides stay the numbers they were.
+    from one that overlaps with those inside it on, strides stay the numbers they were. (A row of
+    every other element of five ends with its last one: the next may begin after it.)
     """
     order = sorted(range(len(sizes)), key=lambda d: (real_strides[d], real_sizes[d]))
     strides: list[Size] = list(real_strides)
     extent_now: Size = 1
     extent: Size = 1
+    span_now = 1  # from the first to the last element of the dimensions inside
+    inside: list[int] = []
     for d in order:
         size, stride = real_sizes[d], real_strides[d]
         if stride == 0 and size != 1:
             continue
         if stride == extent_now:
             strides[d] = extent
-        elif size == 0 or (stride < extent_now and size != 1):
+        elif size == 0 or (stride < span_now and size != 1):
             break
         else:
-            found = None if symbol is None else symbol(d, 0 if size == 1 else extent)
+            found = None
+            if symbol is not None:
+                span: Size = 1
+                for i in inside:
+                    span = span + (sizes[i] - 1) * strides[i]
+                found = symbol(d, 0 if size == 1 else span)
             strides[d] = stride if found is None else found
         if size != 1:
             extent_now = stride * size
             extent = strides[d] * sizes[d]
+            span_now += stride * (size - 1)
+            inside.append(d)
     return tuple(strides)
 
 
