@@ -49,7 +49,7 @@ STEPS: dict[str, Step] = {
     "centred": lambda x: x - x.mean(0, keepdim=True),
     "flip": lambda x: x.flip(-1),
     "pad": lambda x: F.pad(x, (1, 0)),
-    "by its stride": lambda x: x * x.stride(0),
+    "by its stride": lambda x: x * (1 + x.stride(0) % 5),
     "like zeros": lambda x: torch.zeros_like(x) + x,
     "relu": lambda x: x.clone().relu_(),
     "stack": lambda x: torch.stack([x, x * 2]),
