@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
@@ -108,6 +110,8 @@ REFUSED = {
     "group_norm, groups": lambda f: torch.ops.aten.native_group_norm(
         f(ones(2, 6, 3)), None, None, 2, 6, 3, 4, 1e-5
     ),
+    "norm of nothing": lambda f: torch.linalg.vector_norm(f(ones(0, 3)), -2),
+    "norms of nothing": lambda f: torch.linalg.vector_norm(f(ones(3, 0)), math.inf, 1),
     "mvlgamma": lambda f: torch.mvlgamma(f(ones(2) + 9), 0),
     "soft_margin_loss": lambda f: F.soft_margin_loss(f(ones(1)), f(ones(5))),
     "matmul of batches": lambda f: batched_matmul_or_own(f(ones(2, 3, 4)), f(ones(2, 1, 5))),
@@ -121,7 +125,8 @@ WORDED_OTHERWISE = {
     "histogram, weight", "segment_reduce", "cross, length", "cross, rank", "lstsq", "addr", "addmv",
     "addbmm", "grid_sample, places", "grid_sample, batch", "interpolate", "max_unpool2d",
     "max_unpool3d", "multi_margin_loss, weight", "multi_margin_loss, target", "put",
-    "multilabel_margin_loss", "group_norm, elements", "group_norm, groups", "mvlgamma",
+    "norm of nothing", "norms of nothing", "multilabel_margin_loss", "group_norm, elements",
+    "group_norm, groups", "mvlgamma",
     "soft_margin_loss", "matmul of batches", "index_fill, no such dimension",
 }  # fmt: skip
 

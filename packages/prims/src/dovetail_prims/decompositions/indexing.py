@@ -37,7 +37,8 @@ def _at(dim: int, index: Tensor) -> list[Tensor | None]:
 def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Chosen slices, row-major"""
     if self.dim() == 0:
-        return aten.clone.default(self)
+        index = never_negative(aten.view.default(index, []), 1)
+        return aten.index.Tensor(aten.view.default(self, [1]), [index])
     index = aten.unsqueeze.default(index, 0) if index.dim() == 0 else index
     dim = wrap(dim, self.dim())
     index = never_negative(index, self.shape[dim])

@@ -285,6 +285,23 @@ def _per_channel(name: str) -> Requirement:
     )
 
 
+def _some_elements(given: Arguments) -> Iterator[Any]:
+    """A norm that is no sum, of nothing, has no value."""
+    sizes, dims = given.sizes("self"), given["dim"]
+    if given["ord"] < 0 or given["ord"] == math.inf:
+        for d in dims if dims else range(len(sizes)):
+            if sizes:
+                yield sizes[wrap_dim(d, len(sizes))] != 0
+
+
+_NORM = Requirement(
+    _some_elements,
+    lambda given: (
+        f"linalg.vector_norm cannot compute the {given['ord']} norm on an empty tensor, of sizes "
+        f"{list(given.sizes('self'))}, because the operation does not have an identity"
+    ),
+)
+
 _MULTIVARIATE = Requirement(
     lambda given: iter((given["p"] >= 1,)),
     lambda given: f"p has to be greater than or equal to 1, but got {given['p']}",
@@ -304,6 +321,7 @@ TABLE: Mapping[str, _Row] = {
     "convolution.default": (_CONVOLUTION,),
     "nll_loss2d_forward.default": _OF_IMAGES,
     "native_group_norm.default": (_GROUPS, _per_channel("weight"), _per_channel("bias")),
+    "linalg_vector_norm.default": (_NORM,),
     "mvlgamma.default": (_MULTIVARIATE,),
     "soft_margin_loss.default": (_SOFT_MARGIN,),
     "multi_margin_loss.default": (
