@@ -353,6 +353,13 @@ def test_a_gpu_writes_nothing_out_of_range(
     compare(run(inputs[0], index, inputs[2]), want)
 
 
+def test_a_gpu_reads_nothing_out_of_range(build_for_h100: Any) -> None:
+    plan = planned(lambda x, i: x[i] * 2, (floats(5, 3), ints(5, 4)), triton=True)
+    (reading,) = plan.kernels
+    assert isinstance(reading, TritonKernel) and reading.asserts and not reading.scatters
+    assert b"assertfail" in build_for_h100([reading])[reading.symbol].cubin
+
+
 def test_deterministic_algorithms_are_the_librarys_on_a_gpu() -> None:
     fn, inputs = CASES["index_put"]
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())

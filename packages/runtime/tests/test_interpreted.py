@@ -14,14 +14,14 @@ from dovetail_runtime.triton_build import run_in_interpreter
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 
 
-def kernel(*body: str, asserts: bool = False) -> TritonKernel:
+def kernel(*body: str, scatters: bool = False) -> TritonKernel:
     """Two programs of eight lanes each."""
     head = "import triton\nimport triton.language as tl\n"
     head += "from triton.language.extra import libdevice\n\n\n@triton.jit\ndef k(x, y):\n"
     lines = ["pid = tl.program_id(0)", "i = pid * 8 + tl.arange(0, 8)", *body]
     source = head + "".join(f"    {line}\n" for line in lines)
     parameters = (("x", "*fp32"), ("y", "*fp32"))
-    return TritonKernel("k", source, parameters, (), 1, 1, (), asserts=asserts)
+    return TritonKernel("k", source, parameters, (), 1, 1, (), scatters=scatters)
 
 
 def run(made: TritonKernel) -> torch.Tensor:
@@ -34,7 +34,7 @@ def test_what_is_no_race() -> None:
     assert torch.equal(run(kernel("tl.store(y + i, tl.load(x + i))")), torch.arange(16.0))
     run(kernel("tl.store(y + i // 16, 1.0)"))  # all the same
     run(kernel("tl.store(x + i, 0.0)", "tl.debug_barrier()", "tl.store(y + i, tl.load(x + i))"))
-    run(kernel("tl.store(y + i % 8, tl.load(x + i))", asserts=True))  # to computed places
+    run(kernel("tl.store(y + i % 8, tl.load(x + i))", scatters=True))  # to computed places
     run(kernel("tl.atomic_add(y + i % 8, tl.load(x + i))"))
 
 

@@ -118,7 +118,8 @@ class TritonKernel:
     `signature` gives each parameter's Triton type in order ("*fp32", "i32", "i64", "constexpr"),
     `constexprs` the values of the constexpr parameters by name, `aligned` the names of pointer and
     int parameters known divisible by 16. With `asserts` its `tl.device_assert`s hold. Without
-    `fp_fusion` no product and sum become one operation, which would drop the rounding between.
+    `fp_fusion` no product and sum become one operation, which would drop the rounding between. With
+    `scatters` several programs may write to one place.
     """
 
     symbol: str
@@ -130,6 +131,7 @@ class TritonKernel:
     aligned: tuple[str, ...] = ()
     asserts: bool = False
     fp_fusion: bool = True
+    scatters: bool = False
 
 
 Kernel = CppKernel | TritonKernel

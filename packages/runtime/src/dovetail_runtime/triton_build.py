@@ -263,7 +263,7 @@ class TritonInterpreter:
                 "arguments": str(sent),
                 "results": str(received),
                 "grid": grid,
-                "scatters": kernel.asserts,  # which are what kernels assert of
+                "scatters": kernel.scatters,
             }
             self._pool.submit(job).result()
             for mine, result in zip(storages, torch.load(received, weights_only=True), strict=True):

@@ -75,11 +75,11 @@ def assemble(
     tiling: Tiling,
     programs: int,
     buffers: Mapping[str, Buffer],
-    asserts: bool = False,
+    scatters: bool = False,
 ) -> EmittedKernel:
     """A kernel named by its content: `functions` are those that `text`, its statements, calls.
 
-    With `asserts` it stops the device where an index is out of bounds.
+    With `scatters` it writes to computed places. An index out of bounds stops the device.
     """
     symbols = names_in(text)
     types = parameter_types(parameters, buffers)
@@ -95,6 +95,7 @@ def assemble(
     )
     head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
     before = helper_source({*helpers, *size_helpers(functions + text)}) + functions
+    asserts = "tl.device_assert(" in functions + text
     content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
     symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     libdevice = _LIBDEVICE if "libdevice." in before + text else ""
@@ -109,6 +110,7 @@ def assemble(
         aligned=aligned,
         asserts=asserts,
         fp_fusion=not any(rounding in before + text for rounding in _ROUNDINGS),
+        scatters=scatters,
     )
     return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 
