@@ -12,7 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.data_errors import CheckedIndex, divisor_of, indices_of, raises_in_its_work
+from dovetail_prims.data_errors import (
+    CheckedIndex,
+    divisor_of,
+    indices_of,
+    may_raise,
+    raises_in_its_work,
+)
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
@@ -29,12 +35,15 @@ _VIEWS = frozenset(
 def keep_checks(tracer: Tracer, forward_outputs: Sequence[Any]) -> None:
     """Add to the tracer's graph, which has no output yet, what calls check whose results the
     `forward_outputs` do not need, or mark those calls as checks (`meta["checked"]`)."""
+    raising = [n for n in tracer.graph.nodes if n.op == "call_function" and may_raise(n.target)]
+    if not raising:
+        return
     live = _live(tracer.graph, forward_outputs)
-    done = {key for node in live for key in map(_key, indices_of(node))}
-    divisors = {divisor_of(node) for node in live}
+    done = {key for n in raising if n in live for key in map(_key, indices_of(n))}
+    divisors = {divisor_of(n) for n in raising if n in live}
     tracer.in_backward = False
-    for node in list(tracer.graph.nodes):
-        if node in live or node.op != "call_function" or node.meta.get("in_backward"):
+    for node in raising:
+        if node in live or node.meta.get("in_backward"):
             continue
         if raises_in_its_work(node):
             node.meta["checked"] = True

@@ -81,6 +81,18 @@ def _name(op: OpOverload) -> str:
     return str(op).removeprefix("aten.") if op.namespace == "aten" else ""
 
 
+@functools.cache
+def may_raise(target: Any) -> bool:
+    """Whether calls of an operator may raise for what their arguments hold."""
+    if not isinstance(target, OpOverload):
+        return False
+    if target.namespace not in _KNOWN_NAMESPACES:
+        return not target.namespace.startswith("dovetail")
+    name = _name(target)
+    tables = (_BY_SEVERAL, _ALONG_ONE, (_EMBEDDING,), _DIVISIONS, _WHOLE)
+    return any(name in table for table in tables)
+
+
 def indices_of(node: Node) -> Iterator[CheckedIndex]:
     """The indices that a call checks, if that is all it raises for."""
     name = _name_of(node)
