@@ -141,7 +141,8 @@ def converted(
     for sample in (full or samples)[:1]:
         changed = sample.transform(lambda v: _converted(v, made, dtype))
         yield "function", info.get_op(), changed
-        if info.get_inplace() is not None:
+        alike = all(t.shape == sample.input.shape for t in _tensors((sample.args, sample.kwargs)))
+        if info.get_inplace() is not None and alike:
             yield "in place", info.get_inplace(), changed
 
 

@@ -37,7 +37,7 @@ _CHECKED = frozenset(
         "soft_margin_loss", "bernoulli", "cauchy", "exponential", "geometric", "log_normal",
         "normal", "rand_like", "randn_like", "random", "uniform", "arange", "bucketize", "complex",
         "polar", "fill", "full", "full_like", "hash_tensor", "isin", "linspace", "logspace",
-        "searchsorted", "tril", "triu", "zero",
+        "floor_divide", "rrelu_with_noise", "rsub", "searchsorted", "tril", "triu", "zero",
     }
 )  # fmt: skip
 # Such operators whose kernels check what is in memory too: a GPU would stop at the stand-ins.
@@ -70,8 +70,7 @@ def refusing_dtypes(func: Any, rule: ShapeRule | None) -> ShapeRule | None:
 
 def _is_asked(func: OpOverload) -> bool:
     name = _name(func)
-    pointwise = torch.Tag.pointwise in func.tags and not name.startswith("_foreach_")
-    if not (pointwise or name in _CHECKED or _is_for_cpu(name)):
+    if not (_is_pointwise(func) or name in _CHECKED or _is_for_cpu(name)):
         return False
     key = torch._C.DispatchKey
     return any(
@@ -82,6 +81,17 @@ def _is_asked(func: OpOverload) -> bool:
             key.CompositeExplicitAutogradNonFunctional,
         )
     )
+
+
+def _is_pointwise(func: OpOverload) -> bool:
+    """Whether PyTorch tags a form of an operator so (those in place it does not tag)."""
+    name = _name(func)
+    if torch.Tag.pointwise in func.tags:
+        return not name.startswith("_foreach_")
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or name.startswith("_foreach_"):
+        return False
+    return any(torch.Tag.pointwise in getattr(packet, form).tags for form in packet.overloads())
 
 
 def _is_for_cpu(name: str) -> bool:
