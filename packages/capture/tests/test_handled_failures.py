@@ -139,7 +139,7 @@ def divided(x: Tensor, i: Tensor) -> Any:
 
 
 def unfit(x: Tensor, i: Tensor) -> Any:
-    """No kernel for these types: only running it tells."""
+    """No kernel for these types, which is known before it runs."""
     try:
         return torch.atan2(x * 1j, x * 1j) if len(i) else x
     except RuntimeError:
@@ -167,8 +167,11 @@ def segments(x: Tensor, i: Tensor) -> Any:
         return str(error)
 
 
-PROGRAMS = [no_kernel, segments, clause, bare, named, factors, called, own_block, suppressed,
-            generator_block, asserted, finally_, divided, unfit, too_large]  # fmt: skip
+PROGRAMS = [segments, clause, bare, named, factors, called, own_block, suppressed,
+            generator_block, asserted, finally_, divided, too_large]  # fmt: skip
+
+
+BREAKING = [no_kernel, unfit]  # before the operation that will raise
 
 
 def outcome(function: Callable[..., Any], *args: Any) -> Any:
@@ -283,3 +286,11 @@ def test_gradients_and_exports() -> None:
     assert torch.equal(x.grad, torch.full((3, 3), 6.0))
     exported = export(clause, (X, INSIDE))
     assert torch.equal(exported(X, INSIDE), clause(X, INSIDE))
+
+
+@pytest.mark.parametrize("program", BREAKING)
+def test_what_is_known_to_raise_is_run_by_python(program: Callable[..., Any]) -> None:
+    captured = optimize(program, CountingBackend())
+    for i in (INSIDE, OUTSIDE, INSIDE):
+        assert outcome(captured, X, i) == outcome(program, X, i)
+    assert captured.capture_context.log.breaks
