@@ -125,7 +125,7 @@ def express_strides(
     strides: list[Size] = list(real_strides)
     extent_now: Size = 1
     extent: Size = 1
-    span_now = 1  # from the first to the last element of the dimensions inside
+    span_now: Size = 1  # from the first to the last element of the dimensions inside
     inside: list[int] = []
     for d in order:
         size, stride = real_sizes[d], real_strides[d]
