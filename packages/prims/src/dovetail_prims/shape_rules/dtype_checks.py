@@ -26,31 +26,33 @@ from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, hint_of
 # arguments, and read and write beyond the stand-ins.
 _CHECKED = frozenset(
     {
-        "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "cummax",
-        "cummin", "cumprod", "cumsum", "kthvalue", "logcumsumexp", "logsumexp", "max", "mean",
-        "median", "min", "mode", "nanmedian", "nansum", "norm", "prod", "sort", "std", "std_mean",
-        "sum", "topk", "trace", "var", "var_mean", "addbmm", "addmm", "addmv", "addr", "baddbmm",
-        "bmm", "dot", "mm", "mv", "vdot", "_cdist_forward", "_trilinear", "renorm", "_log_softmax",
-        "_prelu_kernel", "_safe_softmax", "_softmax", "binary_cross_entropy",
-        "binary_cross_entropy_with_logits", "celu", "glu", "hardshrink", "hardswish", "huber_loss",
-        "log_sigmoid_forward", "mse_loss", "native_layer_norm", "smooth_l1_loss",
-        "soft_margin_loss", "bernoulli", "cauchy", "exponential", "geometric", "log_normal",
-        "normal", "rand_like", "randn_like", "random", "uniform", "arange", "bucketize", "complex",
-        "polar", "fill", "full", "full_like", "hash_tensor", "isin", "linspace", "logspace",
-        "floor_divide", "rrelu_with_noise", "rsub", "searchsorted", "tril", "triu", "zero",
+        "_cdist_forward", "_log_softmax", "_prelu_kernel", "_safe_softmax", "_softmax",
+        "_trilinear", "addbmm", "addmm", "addmv", "addr", "all", "amax", "amin", "aminmax", "any",
+        "arange", "argmax", "argmin", "baddbmm", "bernoulli", "binary_cross_entropy",
+        "binary_cross_entropy_with_logits", "bmm", "bucketize", "cauchy", "celu", "complex",
+        "count_nonzero", "cummax", "cummin", "cumprod", "cumsum", "dot", "exponential", "fill",
+        "floor_divide", "full", "full_like", "geometric", "glu", "hardshrink", "hardswish",
+        "hash_tensor", "huber_loss", "isin", "kthvalue", "linspace", "log_normal",
+        "log_sigmoid_forward", "log_softmax", "logcumsumexp", "logspace", "logsumexp", "max",
+        "mean", "median", "min", "mm", "mode", "mse_loss", "mv", "nanmedian", "nansum",
+        "native_layer_norm", "norm", "normal", "polar", "prod", "rand_like", "randn_like", "random",
+        "renorm", "rrelu_with_noise", "rsub", "searchsorted", "slogdet", "smooth_l1_loss",
+        "soft_margin_loss", "softmax", "sort", "std", "std_mean", "sum", "topk", "trace", "tril",
+        "triu", "uniform", "var", "var_mean", "vdot", "zero",
     }
 )  # fmt: skip
 # Such operators whose kernels check what is in memory too: a GPU would stop at the stand-ins.
 _CHECKED_ON_CPU = frozenset(
     {
-        "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d", "avg_pool3d", "grid_sampler_2d",
-        "grid_sampler_3d", "im2col", "max_pool2d_with_indices", "max_pool3d_with_indices",
-        "max_unpool2d", "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward",
-        "nll_loss2d_forward", "nll_loss_forward", "reflection_pad1d", "reflection_pad2d",
-        "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
-        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_bicubic2d_aa",
+        "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_upsample_bicubic2d_aa",
         "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
-        "_upsample_nearest_exact3d",
+        "_upsample_nearest_exact3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d",
+        "avg_pool3d", "grid_sampler_2d", "grid_sampler_3d", "im2col", "max_pool2d_with_indices",
+        "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d", "multi_margin_loss",
+        "multilabel_margin_loss_forward", "multinomial", "nll_loss2d_forward", "nll_loss_forward",
+        "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
+        "replication_pad2d", "replication_pad3d", "take", "upsample_nearest1d",
+        "upsample_nearest2d", "upsample_nearest3d",
     }
 )  # fmt: skip
 # Lengths of dimensions (None: the tensor's own) and elements of stand-ins, in the order tried.
@@ -79,6 +81,7 @@ def _is_asked(func: OpOverload) -> bool:
             key.CPU,
             key.CompositeExplicitAutograd,
             key.CompositeExplicitAutogradNonFunctional,
+            key.CompositeImplicitAutograd,
         )
     )
 
@@ -167,7 +170,7 @@ def _ask(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exc
             return None
         refusals.append((length, value, refusal))
     for length, value, refusal in refusals:
-        for change in _other_dtypes(fakes):
+        for change in (*_other_dtypes(fakes), *_other_outs(func, kwargs)):
             if _attempt(func, args, kwargs, _StandIns(length, value, change)) is None:
                 return refusal
     return None
@@ -286,6 +289,15 @@ class _Change:
 
 def _own(given: _Given) -> torch.dtype:
     return given if isinstance(given, torch.dtype) else given._dtype
+
+
+def _other_outs(func: OpOverload, kwargs: dict[str, Any]) -> Iterator[_Change]:
+    """Changes of the dtype of what is written to as `out`: kernels that convert nothing want one
+    dtype alone."""
+    outs = _fakes(kwargs.get(a.name) for a in func._schema.arguments if a.is_out)
+    for out in outs:
+        for dtype in (torch.bool, torch.int64, torch.float32, torch.float64, torch.complex64):
+            yield _Change(dtype, partial(operator.is_, out))
 
 
 def _other_dtypes(tensors: Sequence[FakeTensor]) -> Iterator[_Change]:
