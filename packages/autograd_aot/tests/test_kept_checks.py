@@ -135,3 +135,26 @@ def test_an_index_of_nothing_is_in_bounds() -> None:
     args = [torch.ones(3), torch.zeros(0, dtype=torch.int64)]
     run = aot_compile(as_graph(fn, 2), args, forward_compiler=run_fx, decompositions=TABLES["core"])
     assert torch.equal(run(*args)[0], args[0] * 2)
+
+
+@pytest.mark.parametrize("length", [4, 5])
+def test_positions_that_are_known_to_fit_are_not_checked(length: int) -> None:
+    """A mask's lookups by ranges of numbers, as libraries write them, cost nothing if unread."""
+    seen = []
+
+    def compiler(gm, example_inputs):
+        seen.extend(str(n.target) for n in gm.graph.nodes)
+        return gm
+
+    def fn(x, mask):
+        positions = torch.arange(length) + 0
+        mask[positions[None], positions[:, None]]
+        return (x * 2,)
+
+    aot_compile(
+        as_graph(fn, 2),
+        [torch.ones(3), torch.ones(4, 4)],
+        forward_compiler=compiler,
+        decompositions=TABLES["core"],
+    )
+    assert ("aten._assert_async.msg" in seen) == (length > 4)

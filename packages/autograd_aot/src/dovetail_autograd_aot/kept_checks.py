@@ -52,7 +52,7 @@ def keep_checks(tracer: Tracer, forward_outputs: Sequence[Any]) -> None:
             continue
         tracer.stack_trace = node.meta.get("stack_trace")
         for checked in indices_of(node):
-            if _key(checked) not in done and not _counts(checked.index):
+            if _key(checked) not in done and not _is_known_to_fit(checked):
                 done.add(_key(checked))
                 _check_index(tracer, node, checked)
         divisor = divisor_of(node)
@@ -90,11 +90,30 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, FakeTensor) and any(type(n) is int and n == 0 for n in value._sizes)
 
 
-def _counts(index: Node) -> bool:
-    """Whether an index is a range of numbers, which an operator's decomposition made to fit."""
-    while index.target in _VIEWS:
+def _is_known_to_fit(checked: CheckedIndex) -> bool:
+    """Whether an index is a range of numbers that lie within the size, whatever the data: one that
+    an operator's decomposition made, or a program's positions."""
+    index, start = checked.index, 0
+    while index.target in _VIEWS or _adds_number(index):
+        start += 0 if index.target in _VIEWS else index.args[1]  # type: ignore[operator]
         index = index.args[0]  # type: ignore[assignment]
-    return index.target is aten.arange.start_step
+    if index.target is not aten.arange.start_step:
+        return False
+    first, end = index.args[:2]
+    step = index.args[2] if len(index.args) > 2 else 1
+    if any(type(n) is not int for n in (first, end, checked.size)) or step != 1:
+        return start == 0  # of the dimension itself, as decompositions make it
+    return 0 <= first + start and end + start <= checked.size  # type: ignore[operator]
+
+
+def _adds_number(node: Node) -> bool:
+    return (
+        node.target in (aten.add.Tensor, aten.add.Scalar)
+        and isinstance(node.args[0], Node)
+        and type(node.args[1]) is int
+        and "alpha" not in node.kwargs
+        and len(node.args) == 2
+    )
 
 
 def _check_index(tracer: Tracer, node: Node, checked: CheckedIndex) -> None:
