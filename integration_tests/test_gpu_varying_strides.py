@@ -42,5 +42,5 @@ def test_values_layouts_and_gradients(size: int, name: str) -> None:
         for mine, wanted in zip(seen[1], seen[0], strict=True):
             torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
             assert mine.stride() == wanted.stride()
-    # (The first two lengths may have the same number of every other element.)
-    assert dovetail.report(compiled).graphs <= 2 + (name == "every other")
+    # (Every other element of an even row lies as in one without a gap, which `reshape` views.)
+    assert dovetail.report(compiled).graphs <= (4 if name == "every other" else 2)

@@ -364,7 +364,8 @@ def test_a_guard_expires_with_the_object_that_it_wants(traced: bool) -> None:
     others = []
     while not others or id(others[-1]) != address:
         others.append(Thing())
-        assert len(others) < 10_000
+        if len(others) == 10_000:
+            pytest.skip("nothing came to lie at its address")
     holder.thing = others.pop()  # type: ignore[attr-defined]
     assert id(holder.thing) == address  # type: ignore[attr-defined]
     assert not native(raw(holder), f) and not guards.check_slow(FrameView(raw(holder), f))
