@@ -93,17 +93,18 @@ def _is_empty(value: Any) -> bool:
 def _is_known_to_fit(checked: CheckedIndex) -> bool:
     """Whether an index is a range of numbers that lie within the size, whatever the data: one that
     an operator's decomposition made, or a program's positions."""
-    index, start = checked.index, 0
+    index: Any = checked.index
+    start = 0
     while index.target in _VIEWS or _adds_number(index):
-        start += 0 if index.target in _VIEWS else index.args[1]  # type: ignore[operator]
-        index = index.args[0]  # type: ignore[assignment]
+        start += 0 if index.target in _VIEWS else index.args[1]
+        index = index.args[0]
     if index.target is not aten.arange.start_step:
         return False
     first, end = index.args[:2]
     step = index.args[2] if len(index.args) > 2 else 1
     if any(type(n) is not int for n in (first, end, checked.size)) or step != 1:
         return start == 0  # of the dimension itself, as decompositions make it
-    return 0 <= first + start and end + start <= checked.size  # type: ignore[operator]
+    return bool(0 <= first + start and end + start <= checked.size)
 
 
 def _adds_number(node: Node) -> bool:
