@@ -8,6 +8,8 @@ import weakref
 import pytest
 import torch
 from dovetail_capture import optimize, run_graph
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class OutOfTime(Exception):
@@ -106,6 +108,32 @@ def test_an_interrupt_is_raised():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_modes_do_not_outlive_an_interrupted_compile(alarm):
+    """What is raised in the middle of a mode's exit leaves it on the stack."""
+
+    class Interrupted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+        def __exit__(self, *error):
+            alarm()
+
+    class Function(TorchFunctionMode):
+        def __exit__(self, *error):
+            alarm()
+
+    for mode in (Interrupted, Function):
+
+        def backend(gm, inputs, mode=mode):
+            with mode():
+                return gm.forward
+
+        with pytest.raises(OutOfTime):
+            optimize(program, backend)(torch.ones(2))
+        assert not torch._C._len_torch_dispatch_stack()
+        assert not torch._C._len_torch_function_stack()
 
 
 def test_an_alarm_at_any_time_reaches_the_caller(alarm):

@@ -238,7 +238,8 @@ def test_the_answer_is_never_stale(make: Callable[[], tuple[Any, ...]]) -> None:
     for number, change in enumerate(changes):
         change()
         assert torch.equal(captured(x), function(x)), (number, log.as_text())
-    assert not log.counters["plain"], log.as_text()
+    # (Capture itself calls `max`: where it is another function, frames run uncaptured.)
+    assert bool(log.counters["plain"]) == (make is a_builtin), log.as_text()
 
 
 # --- modules that are others in each call ---------------------------------------------------------

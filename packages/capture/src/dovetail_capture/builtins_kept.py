@@ -8,9 +8,9 @@ from __future__ import annotations
 import builtins
 from operator import itemgetter
 
-# What programs replace that capture does not call.
+# What programs replace that capture does not call. (It imports some of itself when it needs it.)
 _NOT_CALLED = frozenset(
-    "print input open breakpoint help exit quit copyright credits license __import__ "
+    "print input open breakpoint help exit quit copyright credits license "
     "__debug__ __doc__ __name__ __package__ __loader__ __spec__ _".split()
 )
 _NAMES = tuple(name for name in vars(builtins) if name not in _NOT_CALLED)

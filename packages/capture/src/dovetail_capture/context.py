@@ -245,9 +245,9 @@ class CaptureContext(_frame_hook.Context):
 
     def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         """What the hook is to do with a frame that it has no entry for."""
-        replaced, own = replaced_builtin(), getattr(func, "__builtins__")  # noqa: B009
-        if replaced is not None or own is not _BUILTINS:
-            self._tell_once(code, _OTHER_BUILTINS.format(replaced or "__builtins__"))
+        replaced = replaced_builtin()
+        if replaced is not None:
+            self._tell_once(code, _OTHER_BUILTINS.format(replaced))
             return None
         if without_others_marks(func) is not func:
             return None  # what it calls is captured; its code is that of all disabled functions
@@ -269,6 +269,9 @@ class CaptureContext(_frame_hook.Context):
         if skipped and id(code) not in self._roots:
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
+        if getattr(func, "__builtins__") is not _BUILTINS:  # noqa: B009
+            self._tell_once(code, _OTHER_BUILTINS.format("__builtins__"))
+            return None
         onlooker = observer()
         if onlooker is not None:
             self._tell_once(code, f"called {onlooker}, it runs uncaptured")

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from dovetail_guards.torch_state import SKIPS_CLASSES
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 from dovetail_capture.skip import is_skipped_file
 
@@ -60,16 +61,35 @@ def _a_dispatch_mode_looks_on() -> bool:
 
 @contextmanager
 def torch_state_kept() -> Iterator[None]:
-    """Capture and compilers leave the global grad mode, autocast and random state as they found
-    them, also where they fail in the middle of a region of either."""
+    """Capture and compilers leave the global grad mode, autocast, random state and the stacks of
+    modes as they found them, also where they fail in the middle of a region of any of these: a
+    handler of signals may raise between a mode's exit and its end."""
     grad, rng, autocast = torch.is_grad_enabled(), torch.random.get_rng_state(), _autocast_state()
+    dispatch, functions = torch._C._len_torch_dispatch_stack(), _function_modes()
     try:
         yield
     finally:
+        while torch._C._len_torch_dispatch_stack() > dispatch:
+            torch._C._pop_torch_dispatch_stack(None)
+        if functions != _function_modes():
+            _set_function_modes(functions)
         torch.set_grad_enabled(grad)
         torch.random.set_rng_state(rng)
         if autocast != _autocast_state():
             _set_autocast_state(*autocast)
+
+
+def _function_modes() -> list[TorchFunctionMode]:
+    """The modes that see calls of torch's functions, the outermost first."""
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)]
+
+
+def _set_function_modes(modes: list[TorchFunctionMode]) -> None:
+    while torch._C._len_torch_function_stack():
+        torch._C._pop_torch_function_stack()
+    for mode in modes:
+        torch._C._push_on_torch_function_stack(mode)
 
 
 _Autocast = tuple[int, bool, tuple[tuple[str, bool, torch.dtype], ...]]
