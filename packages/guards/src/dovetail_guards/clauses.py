@@ -45,7 +45,9 @@ def _reference(obj: Any) -> tuple[Callable[[], Any], bool]:
     """What gives an object, and whether it does so without keeping it alive."""
     # (What has no `__dict__` may stand for an object of C++, and be made anew when asked for.)
     own = type(obj).__dictoffset__ != 0 or isinstance(obj, torch.Tensor)
-    if own and not isinstance(obj, (type, ModuleType)):
+    # (`Module.to` swaps wrapping tensors, which PyTorch refuses of those with weak references.)
+    wraps = hasattr(type(obj), "__tensor_flatten__")
+    if own and not wraps and not isinstance(obj, (type, ModuleType)):
         try:
             weak = weakref.ref(obj)
         except TypeError:
@@ -59,8 +61,9 @@ def _reference(obj: Any) -> tuple[Callable[[], Any], bool]:
 class IdIs(Clause):
     """`source is obj`. Use it for modules, functions, classes and other long-lived objects.
 
-    Tensors and what has a `__dict__`, but classes and Python's modules, are referred to weakly: a
-    guard keeps no model alive. Where such an object has died, the clause never holds again."""
+    Tensors and what has a `__dict__`, but classes, Python's modules and tensors that wrap others,
+    are referred to weakly: a guard keeps no model alive. Where such an object has died, the clause
+    never holds again."""
 
     source: Source
     kind: type
