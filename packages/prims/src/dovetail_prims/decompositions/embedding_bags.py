@@ -73,9 +73,10 @@ def _maxima(
 
 
 def _rows(weight: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a table. (Gathered: an index beyond it is a RuntimeError, here as in eager.)"""
+    """Rows of a table. (Gathered: an index beyond it is a RuntimeError, here as in eager. PyTorch's
+    kernel takes rows of int32 indices that repeat for int64.)"""
     wide = aten.expand.default(
-        aten.unsqueeze.default(indices, 1), [indices.shape[0], weight.shape[1]]
+        aten.unsqueeze.default(cast(indices, torch.int64), 1), [indices.shape[0], weight.shape[1]]
     )
     return aten.gather.default(weight, 0, wide)
 
