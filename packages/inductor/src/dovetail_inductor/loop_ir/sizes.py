@@ -259,8 +259,14 @@ def hint_of(size: int) -> int:
 
 
 def only_data_tells(size: int) -> bool:
-    """Whether not even the call that is compiled has a value for it."""
-    return type(size) is Dim and SymNode(size.env, size.expr, int).hint is None
+    """Whether not even the call that is compiled has a value for it: a size of data, or what stands
+    for a float that each call computes."""
+    if type(size) is not Dim:
+        return False
+    env = size.env
+    if not size.expr.free_symbols() <= env.hints.keys() | env.unbacked:
+        return True
+    return SymNode(size.env, size.expr, int).hint is None
 
 
 _NAMES = re.compile(r"\bsize_([a-z]\d+)\b")
