@@ -27,9 +27,10 @@ import unittest
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from dovetail_prims.backend_traits import BackendTraits
 from torch.utils import _pytree as pytree
 
 import dovetail
@@ -76,6 +77,7 @@ class Counting:
     graphs: int = 0
     kernels: int = 0
     extern: set[str] = field(default_factory=set)
+    backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         from dovetail.options import Options

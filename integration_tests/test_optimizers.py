@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dovetail_prims.backend_traits import BackendTraits
 from torch import Tensor, nn
 
 import dovetail
@@ -21,6 +22,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 class Counting:
     """A backend that runs graphs as they are, and counts them."""
+
+    backend_traits = BackendTraits(symbolic=True)
 
     def __init__(self) -> None:
         self.graphs = 0

@@ -49,9 +49,9 @@ _CHECKED_ON_CPU = frozenset(
         "_upsample_nearest_exact3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d",
         "avg_pool3d", "grid_sampler_2d", "grid_sampler_3d", "im2col", "max_pool2d_with_indices",
         "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d", "multi_margin_loss",
-        "multilabel_margin_loss_forward", "multinomial", "nll_loss2d_forward", "nll_loss_forward",
-        "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
-        "replication_pad2d", "replication_pad3d", "take", "upsample_nearest1d",
+        "multilabel_margin_loss_forward", "multinomial", "native_batch_norm", "nll_loss2d_forward",
+        "nll_loss_forward", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+        "replication_pad1d", "replication_pad2d", "replication_pad3d", "take", "upsample_nearest1d",
         "upsample_nearest2d", "upsample_nearest3d",
     }
 )  # fmt: skip
