@@ -127,3 +127,14 @@ def test_a_device_that_is_not_there_is_not_asked() -> None:
         pytest.skip("there is a GPU")
     x = FakeTensor.make((3,), (1,), torch.bool, torch.device("cuda"))
     assert F.relu(x).dtype is torch.bool
+
+
+def test_classes_of_a_loss_on_a_gpu_are_not_asked_for() -> None:
+    """Its kernel stops at classes out of range: which dtypes it takes is written down."""
+    cuda = torch.device("cuda")
+    logits = FakeTensor.make((2, 3), (3, 1), torch.float32, cuda)
+    for dtype in DTYPES:
+        target = FakeTensor.make((2,), (1,), dtype, cuda)
+        raised = _raised(F.nll_loss, logits, target)
+        allowed = dtype in (torch.int64, torch.uint8)
+        assert (raised is None) if allowed else (raised and raised[0] is NotImplementedError)

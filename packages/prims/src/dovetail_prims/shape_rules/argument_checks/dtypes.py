@@ -1,5 +1,5 @@
-"""Numbers that the dtype of an operand rules out. (What dtypes a kernel takes, `dtype_checks` finds
-out.)"""
+"""Numbers that the dtype of an operand rules out, and dtypes of operands whose kernels must not be
+asked. (What dtypes others take, `dtype_checks` finds out.)"""
 
 from __future__ import annotations
 
@@ -23,4 +23,15 @@ def _exponent(x: FakeTensor, exponent: Any) -> None:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
-TABLE: Mapping[str, Check] = {"pow.Tensor_Scalar": _exponent}
+def _classes(x: FakeTensor, target: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    """Classes are int64 or uint8. (A GPU stops at one out of range: its kernel is not asked.)"""
+    if target._dtype not in (torch.int64, torch.uint8):
+        error = RuntimeError if target._device.type == "cpu" else NotImplementedError
+        raise error(f"expected target dtype to be Long or Byte, but got {target._dtype}")
+
+
+TABLE: Mapping[str, Check] = {
+    "pow.Tensor_Scalar": _exponent,
+    "nll_loss_forward.default": _classes,
+    "nll_loss2d_forward.default": _classes,
+}
