@@ -22,7 +22,7 @@ from dovetail_capture import (
 
 from dovetail.backends import list_backends
 from dovetail.backward import compiled_autograd
-from dovetail.compiler import compile
+from dovetail.compilation import compile
 from dovetail.explanation import Explanation, explain
 from dovetail.options import Options
 from dovetail.report import Report, report
