@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 
-from dovetail.bench.driver import SYSTEMS, Failure, Row, measure_case
+from dovetail.bench.driver import ALL_SYSTEMS, SYSTEMS, Failure, Row, measure_case
 from dovetail.bench.table import machine, ratios, render, steady_ratio
 from dovetail.bench.worker import Spec
 from dovetail.options import MODES
@@ -160,7 +160,7 @@ def main() -> int:
     both = ("inference", "training")
     parser.add_argument("--what", nargs="+", choices=both, default=both, help="of --model's")
     parser.add_argument("--only", nargs="+", default=[], help="some of the suite's models")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=ALL_SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--small", action="store_true", help="test-sized models")

@@ -70,7 +70,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     import torch
 
-    from dovetail.bench.driver import SYSTEMS, Failure, measure_case
+    from dovetail.bench.driver import ALL_SYSTEMS, SYSTEMS, Failure, measure_case
     from dovetail.bench.models import cases, resolve
     from dovetail.bench.table import machine, ratios, render
     from dovetail.bench.worker import Spec
@@ -83,8 +83,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         return 2
     systems = arguments.systems or list(SYSTEMS)
     for system in systems:
-        if system not in SYSTEMS:
-            print(unknown_name("system", system, SYSTEMS), file=sys.stderr)
+        if system not in ALL_SYSTEMS:
+            print(unknown_name("system", system, ALL_SYSTEMS), file=sys.stderr)
             return 2
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = [*arguments.models, *arguments.model] or ["bert"]

@@ -138,6 +138,7 @@ class CompilerBackend:
     aot: AotLog = field(default_factory=AotLog)
     weights: list[ConstantWeights] = field(default_factory=list)  # under `constant_weights`
     tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
+    writes_inputs: bool = False  # does one of the graphs?
     _pool: GraphPool | None = None
     failures: list[Failure] = field(default_factory=list)  # in which a graph runs uncompiled
     backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
@@ -168,6 +169,7 @@ class CompilerBackend:
             nonlocal kept, constant, silent
             parts = cut(joint, self.options)
             silent |= any(m.silent for m in parts.signature.mutated)
+            self.writes_inputs |= bool(parts.signature.mutated)
             kept = _kept_by_the_caller(parts.signature)
             if keeps_weights and not joint.storages:
                 constant = _never_written(gm, parts.signature)

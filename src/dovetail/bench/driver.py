@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dovetail.bench.worker import SYSTEMS, Figures, Spec, eager_figures
+from dovetail.bench.worker import ALL_SYSTEMS, SYSTEMS, Figures, Spec, eager_figures
 
 Progress = Callable[[str], None]
 
@@ -161,4 +161,4 @@ def measure_case(
     return results
 
 
-__all__ = ["SYSTEMS", "Failure", "Row", "WorkerFailed", "measure_case"]
+__all__ = ["ALL_SYSTEMS", "SYSTEMS", "Failure", "Row", "WorkerFailed", "measure_case"]

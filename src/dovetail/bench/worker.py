@@ -24,6 +24,8 @@ from dovetail.bench.draws import Errors, errors_of, over_draws
 from dovetail.bench.models import Case, resolve
 
 SYSTEMS = ("eager", "torch.compile", "dovetail")
+BEHIND_TORCH = "torch.compile:dovetail"  # torch.compile's front end before our back half
+ALL_SYSTEMS = (*SYSTEMS, BEHIND_TORCH)
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,12 @@ def compile_by(spec: Spec, target: Any, recorded: bool = True) -> Any:
         return target
     if spec.system == "torch.compile":
         return torch.compile(target, mode=spec.mode)  # noqa: TID251
+    options = {} if recorded or spec.mode else {"launch_bound_cudagraphs": False}
+    if spec.system == BEHIND_TORCH:
+        given = {"options": options} if options else {"mode": spec.mode}
+        return torch.compile(target, backend="dovetail", **given)  # noqa: TID251
     import dovetail
 
-    options = {} if recorded or spec.mode else {"launch_bound_cudagraphs": False}
     return dovetail.compile(target, mode=spec.mode, options=options)
 
 

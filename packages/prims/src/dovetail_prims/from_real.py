@@ -57,14 +57,15 @@ def from_real(
     t: Tensor,
     *,
     sizes: Sequence[Size] | None = None,
+    strides: Sizes | None = None,
     stride_symbol: StrideSymbol | None = None,
     memo: FakeMemo | None = None,
 ) -> FakeTensor:
     """The fake of a real tensor: strides, offset, dtype, device, requires_grad, leaf-ness kept.
 
     `sizes` replaces the sizes (with symbols); strides are then expressed through them where they
-    follow from them, and are what `stride_symbol` gives where they do not. With a `memo`, one
-    tensor gives one fake and one storage one `FakeStorage`.
+    follow from them, and are what `stride_symbol` gives where they do not; `strides` are these
+    themselves. With a `memo`, one tensor gives one fake and one storage one `FakeStorage`.
     """
     if type(t) is FakeTensor:
         return t
@@ -80,12 +81,11 @@ def from_real(
         raise UnsupportedTensorError(f"no fake for layout {t.layout}, dtype {t.dtype}")
     if not torch._C._has_storage(t):
         raise UnsupportedTensorError(f"no fake for a tensor of {t.device} that has no storage")
-    strides: Sizes = t.stride()
-    if sizes is None:
-        new_sizes: Sizes = tuple(t.shape)
-    else:
-        new_sizes = tuple(sizes)
-        strides = express_strides(tuple(t.shape), strides, new_sizes, stride_symbol)
+    new_sizes: Sizes = tuple(t.shape) if sizes is None else tuple(sizes)
+    if strides is None:
+        strides = t.stride()
+        if sizes is not None:
+            strides = express_strides(tuple(t.shape), strides, new_sizes, stride_symbol)
     storage = FakeStorage(t.untyped_storage().nbytes()) if memo is None else memo.storage_of(t)
     if any(type(s) is not int for s in (*new_sizes, *strides)):
         _express(storage, t, new_sizes, strides)
