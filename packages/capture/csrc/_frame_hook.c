@@ -68,6 +68,9 @@ hook_force_eager(PyObject *Py_UNUSED(module), PyObject *arg)
 static PyMethodDef functions[] = {
     {"force_eager", hook_force_eager, METH_O,
      "force_eager(flag): whether switched-on calls run as if capture did not exist."},
+    {"watch_names", hook_watch_names, METH_VARARGS,
+     "watch_names(callback, ((dict, name), ...)): call back, before a switched-on call, when a\n"
+     "name holds another object than now; replaces what was watched before."},
     {"skip_code", hook_skip_code, METH_O, "skip_code(code): never touch frames of this code."},
     {"active", hook_active, METH_NOARGS, "active(): the context that is on in this thread."},
     {"installed", hook_installed, METH_NOARGS, "installed(): is the hook CPython's evaluator now?"},

@@ -3,11 +3,15 @@
 #pragma once
 
 #include "context_type.h"
+#include "switches.h"
 
 static PyObject *
 switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Switched *self = (Switched *)callable;
+    if (look_at_watched() < 0) {
+        return NULL;
+    }
     Context *context = eager_forced ? NULL : self->context;
     PyObject *function = Py_NewRef(self->function);
     Py_XINCREF(context);

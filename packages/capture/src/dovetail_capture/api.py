@@ -27,6 +27,8 @@ from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule
 from dovetail_capture.options import CaptureOptions
+from dovetail_capture.stance import stance_changed
+from dovetail_capture.torch_switches import TorchFollower
 
 _CONTEXTS: weakref.WeakSet[CaptureContext] = weakref.WeakSet()
 _CAPTURING = threading.local()
@@ -50,6 +52,7 @@ def _capture_frame(
 ) -> Any:
     from dovetail_capture.interpreter import capture_frame
 
+    _FOLLOWER.follow()
     _CAPTURING.depth = getattr(_CAPTURING, "depth", 0) + 1
     try:
         return capture_frame(code, func, args, options=options)
@@ -104,6 +107,7 @@ def make_context(
         guard_filter_fn=guard_filter_fn,
     )
     _CONTEXTS.add(context)
+    _FOLLOWER.follow()
     return context
 
 
@@ -239,6 +243,9 @@ def reset() -> None:
     """Forget everything compiled, in every context."""
     for context in list(_CONTEXTS):
         context.reset()
+
+
+_FOLLOWER = TorchFollower(stance_changed, reset)
 
 
 def _context_of(compiled: Any) -> CaptureContext:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from dovetail_capture._frame_hook import active, force_eager
+from dovetail_capture.torch_switches import torch_breaks_are_errors, torch_stance
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,18 +29,28 @@ class _State:
 
 
 def current_stance() -> str:
-    """The stance in force."""
-    return _State.stance
+    """The stance in force: that of `set_stance`, or else torch.compile's."""
+    if _State.stance != "default":
+        return _State.stance
+    theirs = torch_stance()
+    return theirs if theirs in STANCES else "default"
 
 
 def breaks_are_errors() -> bool:
-    """Is a graph break an error by `error_on_graph_break`?"""
-    return bool(_State.error_on_graph_break)
+    """Is a graph break an error by `error_on_graph_break` (ours, or else torch.compile's)?"""
+    if _State.error_on_graph_break is None:
+        return torch_breaks_are_errors()
+    return _State.error_on_graph_break
+
+
+def stance_changed() -> None:
+    """Let compiled functions run by the stance that is in force now."""
+    force_eager(current_stance() == "force_eager")
 
 
 def _enter(stance: str) -> None:
     _State.stance = stance
-    force_eager(stance == "force_eager")
+    stance_changed()
 
 
 class set_stance:

@@ -51,6 +51,14 @@ def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Val
     return NONE
 
 
+def _breaks_are_errors_to_torch(
+    vm: Interpreter, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
+    flag = vm.truth(vm.get_attr(args[0], "error_on_graph_break"))
+    vm.session.error_blocks.append((args[0], flag))
+    return NONE
+
+
 def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     blocks = vm.session.error_blocks
     if not blocks or blocks[-1][0] is not args[0]:  # Python entered it, at a break, and leaves it
@@ -59,11 +67,15 @@ def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Valu
     return NONE
 
 
+_TORCH_BLOCKS, _TORCH_BLOCK = "torch._dynamo.decorators", "ErrorOnGraphBreakDecoratorContextManager"
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): _is_compiling,
     ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,
     ("dovetail_capture.stance", "error_on_graph_break.__exit__"): _breaks_as_before,
+    ("torch._dynamo.decorators", "graph_break"): _graph_break,
+    (_TORCH_BLOCKS, f"{_TORCH_BLOCK}.__enter__"): _breaks_are_errors_to_torch,
+    (_TORCH_BLOCKS, f"{_TORCH_BLOCK}.__exit__"): _breaks_as_before,
     # Once torch.compile has run, every module's __init__ also notes the module's age for it.
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
     ("torch._dynamo.mutation_guard", "_GenerationTracker.tag"): lambda vm, args, kw: Constant(None),
