@@ -20,7 +20,7 @@ from dovetail_capture import (
     takes_symbolic_graphs,
 )
 
-from dovetail.backends import list_backends
+from dovetail.backends.registry import list_backends
 from dovetail.backward import compiled_autograd
 from dovetail.compilation import compile
 from dovetail.explanation import Explanation, explain

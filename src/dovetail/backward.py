@@ -7,7 +7,7 @@ from typing import Any
 
 import dovetail_autograd_aot
 
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends.registry import Backend, lookup_backend
 from dovetail.options import resolve_options
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from dovetail_capture import optimize
 
-from dovetail.backends import Backend, lookup_backend
+from dovetail.backends.registry import Backend, lookup_backend
 from dovetail.options import resolve_options
 
 F = TypeVar("F", bound=Callable[..., Any])
