@@ -225,8 +225,32 @@ def test_backend_errors_name_the_function_and_leave_state_alone():
     with pytest.raises(dc.BackendError, match=r"fails failed .*test_optimize.py"):
         dc.optimize(lambda x: x + 1, fails)(X)
     assert torch.is_grad_enabled() and torch.equal(before, torch.random.get_rng_state())
-    with pytest.raises(dc.BackendError, match="must return a callable"):
+    with pytest.raises(dc.BackendError, match=r"backend .*<lambda> returned NoneType .*a callable"):
         dc.optimize(lambda x: x + 1, lambda gm, inputs: None)(X)
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        (lambda x: (x, x), "a tuple of 2"),
+        (lambda x: [], "a list of 0"),
+        (lambda x: x, "a Tensor"),  # which Python would unpack along its first dimension
+        (lambda x: None, "a NoneType"),
+        (lambda x: {0: x}, "a dict"),
+    ],
+)
+def test_a_backend_whose_results_are_not_the_graph_s_is_named(results, told):
+    def miscounts(gm, inputs):
+        return results
+
+    for backend in (miscounts, functools.partial(miscounts)):
+        with pytest.raises(dc.BackendError, match=f"miscounts compiled .* a? ?{told}; .* of 1"):
+            dc.optimize(lambda x: x + 1, backend)(torch.ones(1))
+
+
+def test_results_that_a_backend_gives_as_a_list_are_taken():
+    compiled = dc.optimize(lambda x: (x + 1, x * 2), lambda gm, inputs: lambda x: [x, x])
+    assert all(found is X for found in compiled(X))
 
 
 def test_the_backend_s_own_python_is_not_captured():

@@ -17,6 +17,7 @@ from dovetail_prims.backend_traits import (
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.node_error import blamed
 
+from dovetail_capture.backend_results import check_callable, counted, name_of
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.code_facts import CodeFacts
 from dovetail_capture.compile_log import CompileLog
@@ -91,32 +92,27 @@ def run_backend(
         if own is not None:
             raise own from own.__cause__
         if symbol is not None:
-            raise NeedsStaticGraphs(f"backend {_name(backend)} failed: {error!r}") from error
+            raise NeedsStaticGraphs(f"backend {name_of(backend)} failed: {error!r}") from error
         compiled = _uncompiled(backend, error, code, frame, facts, log, asked)
-    if not callable(compiled):
-        raise BackendError(
-            f"the backend returned {type(compiled).__qualname__} for {place_of(code)}; "
-            "it must return a callable"
-        )
-    if symbol is not None and not runs_graph_itself(compiled, frame.graph):
+    check_callable(compiled, name_of(backend), code)
+    runs_itself = runs_graph_itself(compiled, frame.graph)
+    if symbol is not None and not runs_itself:
         raise NeedsStaticGraphs(
-            f"backend {_name(backend)} does not declare that it compiles {_ALL}"
+            f"backend {name_of(backend)} does not declare that it compiles {_ALL}"
         )
+    if not (traits.compiler or runs_itself):
+        compiled = counted(compiled, name_of(backend), frame.graph, code)
     return outside_of_modes(compiled) if FUNCTION_MODES else compiled
 
 
 _ALL = "graphs for all sizes and numbers (dovetail_capture.takes_symbolic_graphs)"
 
 
-def _name(backend: Backend) -> str:
-    return str(getattr(backend, "__qualname__", type(backend).__qualname__))
-
-
 def _refuse_data_dependent(
     node: torch.fx.Node, backend: Backend, code: CodeType, breaks_allowed: bool
 ) -> None:
     """Raise: what is symbolic, though nothing of the inputs is to be, depends on tensors' data."""
-    what = f"what depends on tensors' data: backend {_name(backend)} does not declare {_ALL}"
+    what = f"what depends on tensors' data: backend {name_of(backend)} does not declare {_ALL}"
     operation = node.meta.get("operation")
     if operation is not None and breaks_allowed:
         raise NodeRefused(operation, what)
@@ -147,7 +143,7 @@ def _uncompiled(
     log.add("error", code, f"backend: {error!r}")
     if not recovers:
         raise BackendError(
-            f"backend {_name(backend)} failed on the graph of {_place(code, graph, error)}: "
+            f"backend {name_of(backend)} failed on the graph of {_place(code, graph, error)}: "
             f"{error!r}\n  hint: {_way_round(graph, error, asked)}"
         ) from error
     if not mistake:
