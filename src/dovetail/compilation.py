@@ -108,4 +108,5 @@ def compile(
         recompile_limit=chosen.recompile_limit,
         guard_filter_fn=chosen.guard_filter_fn,
         on_error=chosen.on_error,
+        state_dict_prefix=chosen.state_dict_prefix,
     )

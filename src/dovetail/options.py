@@ -42,6 +42,9 @@ class Options:
         and under `fullgraph` those of capture: there is no whole graph then.
     fallback_random: random numbers (dropout, samplers) are eager's very numbers. They always are:
         eager's own kernels draw them, in eager's order, so this changes nothing.
+    state_dict_prefix: a compiled module's names of parameters, and of its state dict, begin with
+        `_orig_mod.`, as torch.compile's do; without it they are the module's own. Both forms are
+        loaded in either case.
     """
 
     recompile_limit: int = 8
@@ -53,6 +56,7 @@ class Options:
     activation_memory_budget: float = 1.0
     on_error: OnError = ON_ERROR
     fallback_random: bool = True
+    state_dict_prefix: bool = False
 
 
 MODES: Mapping[str, Options] = {

@@ -25,7 +25,7 @@ from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
 from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
-from dovetail_capture.optimized_module import OptimizedModule
+from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.stance import stance_changed
 from dovetail_capture.torch_switches import TorchFollower
@@ -120,14 +120,16 @@ def optimize(
     recompile_limit: int = 8,
     guard_filter_fn: GuardFilter | None = None,
     on_error: OnError = ON_ERROR,
+    state_dict_prefix: bool = False,
 ) -> Any:
     """A version of a function or module whose frames are captured and compiled by `backend`.
 
     `backend(graph_module, example_inputs)` returns a callable. With `fullgraph` a graph break is
     an error. `guard_filter_fn` is given a list of `GuardFilterEntry` and tells of each whether it
     is kept: what it drops is never checked. `on_error` tells whether an error inside the compiler
-    lets a graph or frame run uncompiled, or is raised. The wrapper's `capture_context` holds the
-    log.
+    lets a graph or frame run uncompiled, or is raised. With `state_dict_prefix` a module's names of
+    parameters begin with `_orig_mod.`, as torch.compile's. The wrapper's `capture_context` holds
+    the log.
 
     A class comes back as it is, with the calls of its instances captured (a decorator of modules).
     """
@@ -162,8 +164,9 @@ def optimize(
     if isinstance(target, torch.nn.Module):
         # The call goes through the module's own __call__: its hooks run as ever.
         call = Switched(target, context)
+        _look_like(call, target.forward)
         call.__dict__["capture_context"] = context
-        return OptimizedModule(target, call, context)
+        return (PrefixedModule if state_dict_prefix else OptimizedModule)(target, call, context)
     switched = Switched(target, context)
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context

@@ -3,37 +3,92 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-_OWN = frozenset({"_orig_mod", "_optimized_call", "capture_context", "forward", "training"})
+from dovetail_capture import state_dict_names as names
+from dovetail_capture.state_dict_names import INNER
+
+_OWN = frozenset({INNER, "capture_context", "forward"})
+# Tables of the wrapped module that serve as the wrapper's: loading walks them.
+_SHARED = (
+    "_modules",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+# Code that asks for torch.compile's wrapper in order to find its name within parameters' names.
+_READS_NAMES = frozenset(
+    {
+        "torch.distributed.checkpoint.state_dict",
+        "lightning.pytorch.strategies.model_parallel",
+        "pytorch_lightning.strategies.model_parallel",
+    }
+)
+
+
+def _torchs_class() -> type | None:
+    """torch.compile's class of wrappers, where the program has loaded it."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    return getattr(module, "OptimizedModule", None)
+
+
+@dataclass(frozen=True)
+class SameSettings:
+    """Compiles other functions as a module was compiled; torch.compile's `dynamo_ctx`."""
+
+    backend: Any
+    settings: dict[str, Any]
+
+    def __call__(self, target: Callable[..., Any]) -> Any:
+        """The compiled form of `target`."""
+        from dovetail_capture.api import optimize
+
+        return optimize(target, self.backend, **self.settings)
+
+    @property
+    def callback(self) -> Any:
+        """What is given the graphs."""
+        return self.backend
 
 
 class OptimizedModule(torch.nn.Module):
-    """A module that runs another one with capture on.
+    """A module that runs another one, its attribute `_orig_mod`, with capture on.
 
-    The wrapped module is the submodule `_orig_mod`, so parameter names and `state_dict` keys carry
-    that prefix; all other attributes are read from and written to the wrapped module, `training`
-    included. Hooks registered here run around the whole call, hooks of the wrapped module as ever.
+    Parameters, buffers and submodules have the names that they have without the wrapper, in
+    `named_modules` beside the wrapper itself, which has the wrapped module's name; a state dict is
+    the wrapped module's, hooks included. As a child (`children`, `apply`, `to`, `train`) the
+    wrapped module is `_orig_mod`. All other attributes are read from and written to the wrapped
+    module, `training` included. Hooks registered here run around the whole call, hooks of the
+    wrapped module as ever.
+
+    Programs know compiled modules by torch.compile's class: once that is loaded, this is an
+    instance of it to `isinstance`.
     """
 
     _orig_mod: torch.nn.Module
-    _optimized_call: Callable[..., Any]
 
     def __init__(
         self, module: torch.nn.Module, optimized_call: Callable[..., Any], context: Any
     ) -> None:
         """`optimized_call` calls the module (hooks and all) with `context` switched on."""
         # Before super().__init__, whose own attribute writes already pass through __setattr__.
-        object.__setattr__(self, "_orig_mod", module)
+        object.__setattr__(self, INNER, module)
         super().__init__()
-        del self.__dict__["_orig_mod"]
-        self._modules["_orig_mod"] = module
-        object.__setattr__(self, "_optimized_call", optimized_call)
+        self._settle(module)
         object.__setattr__(self, "capture_context", context)
         object.__setattr__(self, "forward", optimized_call)
+
+    def _settle(self, module: torch.nn.Module) -> None:
+        """Take up the wrapped module once the tables of a module are there."""
+        for name in _SHARED:
+            self.__dict__.pop(name, None)  # __getattr__ finds the module's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (
@@ -44,7 +99,44 @@ class OptimizedModule(torch.nn.Module):
         ):
             return super().__call__(*args, **kwargs)
         # The wrapped module's __call__ does the rest, and runs the hooks on all modules: once.
-        return self._optimized_call(*args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    # --- what it is taken for ---
+
+    @property
+    def __class__(self) -> type:
+        """torch.compile's class where it is loaded, for `isinstance`; `type` tells the own one."""
+        theirs = _torchs_class()
+        return type(self) if theirs is None or self._answers_for_itself() else theirs
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        # Sharding makes a class of its own from the class that a module says it has.
+        theirs, own = _torchs_class(), type(self)
+        if value is theirs:
+            return
+        if theirs is not None and theirs in value.__bases__:
+            content = {k: v for k, v in vars(value).items() if k not in ("__dict__", "__weakref__")}
+            bases = tuple(own if base is theirs else base for base in value.__bases__)
+            value = type(value)(value.__name__, bases, content)
+        object.__dict__["__class__"].__set__(self, value)
+
+    def _answers_for_itself(self) -> bool:
+        """Whether the code that asks for the class, two frames up, looks for names as
+        torch.compile's wrapper gives them."""
+        return sys._getframe(2).f_globals.get("__name__") in _READS_NAMES
+
+    @property
+    def dynamo_ctx(self) -> SameSettings:
+        """What compiles a function with this module's settings."""
+        return SameSettings(self.capture_context.backend, self.capture_context.settings)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Names that `torch.distributed.checkpoint` leaves out of the path to a parameter."""
+        theirs: dict[str, str] = getattr(self._orig_mod, "_fqn_modifiers", dict)()
+        return {**theirs, "": INNER}
+
+    # --- attributes ---
 
     @property
     def training(self) -> bool:
@@ -54,32 +146,34 @@ class OptimizedModule(torch.nn.Module):
     @training.setter
     def training(self, value: bool) -> None:
         # torch.nn.Module.__init__ writes True: that must not touch the wrapped module.
-        if "_modules" in self.__dict__ and "_orig_mod" in self._modules:
+        if "forward" in self.__dict__:
             self._orig_mod.training = value
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_orig_mod":
+        if name == INNER:
             modules = self.__dict__.get("_modules")
             if modules is None or name not in modules:
                 raise AttributeError(name)
             return modules[name]
+        if name == "__signature__":  # of the module itself
+            return inspect.signature(self._orig_mod.forward)
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "training":
-            OptimizedModule.training.__set__(self, value)  # type: ignore[attr-defined]
-        elif name == "__class__":  # (sharding makes a class of its own for a module)
+        if name == INNER:
+            self._set_inner(value)
+        elif name in _OWN or name in self.__dict__ or hasattr(type(self), name):
             object.__setattr__(self, name, value)
-        elif name in _OWN or "_modules" not in self.__dict__ or name in self.__dict__:
-            super().__setattr__(name, value)
-        elif "_orig_mod" in self._modules:
-            setattr(self._orig_mod, name, value)
         else:
-            super().__setattr__(name, value)
+            setattr(self._orig_mod, name, value)
+
+    def _set_inner(self, module: torch.nn.Module) -> None:
+        # (Libraries that unwrap a module write it back. What is called stays what was compiled.)
+        object.__setattr__(self, INNER, module)
 
     def __delattr__(self, name: str) -> None:
         if name in _OWN or name in self.__dict__:
-            super().__delattr__(name)
+            object.__delattr__(self, name)
         else:
             delattr(self._orig_mod, name)
 
@@ -95,20 +189,93 @@ class OptimizedModule(torch.nn.Module):
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        inner = repr(self._orig_mod).replace("\n", "\n  ")
+        return f"OptimizedModule(\n  ({INNER}): {inner}\n)"
+
+    # --- the tree of modules, and names in it ---
+
+    def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The wrapped module, by the name `_orig_mod`."""
+        yield INNER, self._orig_mod
+
+    def named_modules(
+        self,
+        memo: set[torch.nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """This module, then all of the wrapped one, itself included, by the names that they have
+        without the wrapper."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self._orig_mod.named_modules(memo, prefix, remove_duplicate)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """Register a buffer with the wrapped module."""
+        self._orig_mod.register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """Register a parameter with the wrapped module."""
+        self._orig_mod.register_parameter(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        """Register a submodule with the wrapped module."""
+        self._orig_mod.add_module(*args, **kwargs)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise RuntimeError(
+            "nn.DataParallel copies the modules inside it in each call, which a compiled module "
+            "cannot be; compile the nn.DataParallel itself, or use DistributedDataParallel"
+        )
+
+    # --- state dicts ---
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped module's state dict."""
+        return self._orig_mod.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load into the wrapped module. Names may begin with `_orig_mod.`, as torch.compile's."""
+        if isinstance(state_dict, Mapping) and self._drops_inner(state_dict, ""):
+            versions = getattr(state_dict, "_metadata", None)
+            versions = versions and names.versions_without_inner(versions)
+            state_dict = names.copied(state_dict, versions)
+            names.drop_inner(state_dict, "")
+        return self._orig_mod.load_state_dict(state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        # As a part of a module that is loaded, which goes on to the children in `_modules`.
+        if self._drops_inner(state_dict, prefix):
+            names.drop_inner(state_dict, prefix)
+        self._orig_mod._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _drops_inner(self, state_dict: Mapping[str, Any], prefix: str) -> bool:
+        return INNER not in self._modules and names.has_inner_names(state_dict, prefix)
+
+    # --- copies ---
+
+    def _settings(self) -> dict[str, Any]:
+        """What `optimize` was told beside the module and the backend."""
+        return dict(self.capture_context.settings)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
-        context = self.capture_context
         module = copy.deepcopy(self._orig_mod, memo)
         if id(self) in memo:  # the module refers to its wrapper
             copied: OptimizedModule = memo[id(self)]
             return copied
-        copied = _rebuild(module, context.backend, context.settings)
+        copied = _rebuild(module, self.capture_context.backend, self._settings())
         copied.__dict__.update(copy.deepcopy(self._own_hooks(), memo))
         return copied
 
     def __reduce__(self) -> Any:
         # Compiled code is not pickled: a copy is optimized afresh with the same settings.
-        context = self.capture_context
-        arguments = (self._orig_mod, context.backend, context.settings)
+        arguments = (self._orig_mod, self.capture_context.backend, self._settings())
         return _rebuild, arguments, self._own_hooks() or None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -117,6 +284,49 @@ class OptimizedModule(torch.nn.Module):
     def _own_hooks(self) -> dict[str, Any]:
         """What was registered here: tables of hooks that are not empty, and the kind of some."""
         return {n: v for n, v in self.__dict__.items() if "_hook" in n and v}
+
+
+class PrefixedModule(OptimizedModule):
+    """An `OptimizedModule` of which the wrapped module is a submodule, `_orig_mod`, as with
+    torch.compile: names of parameters, and of a state dict, carry that prefix."""
+
+    named_children = torch.nn.Module.named_children
+    named_modules = torch.nn.Module.named_modules
+    register_buffer = torch.nn.Module.register_buffer
+    register_parameter = torch.nn.Module.register_parameter
+    add_module = torch.nn.Module.add_module
+    state_dict = torch.nn.Module.state_dict
+
+    def _settle(self, module: torch.nn.Module) -> None:
+        del self.__dict__[INNER]
+        self._modules[INNER] = module
+
+    def _set_inner(self, module: torch.nn.Module) -> None:
+        # (torch.nn.Module.__init__ has not made the table yet when this is a name of __init__.)
+        self._modules[INNER] = module
+
+    def _answers_for_itself(self) -> bool:
+        return False
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load, by names that begin with `_orig_mod.` or by those of the wrapped module."""
+        if isinstance(state_dict, Mapping) and not names.has_inner_names(state_dict, ""):
+            versions = getattr(state_dict, "_metadata", None)
+            state_dict = names.copied(state_dict, versions and names.versions_with_inner(versions))
+        return torch.nn.Module.load_state_dict(self, state_dict, *args, **kwargs)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        if not names.has_inner_names(state_dict, prefix):
+            names.add_inner(state_dict, prefix, {**self._parameters, **self._buffers})
+        torch.nn.Module._load_from_state_dict(self, state_dict, prefix, *args, **kwargs)
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "state_dict_prefix": True}
 
 
 def _rebuild(module: torch.nn.Module, backend: Any, settings: Any) -> OptimizedModule:

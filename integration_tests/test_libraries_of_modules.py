@@ -1,0 +1,184 @@
+"""What libraries ask of a compiled module: how they know, unwrap, save and shard it.
+
+The checks of accelerate, diffusers, Lightning and PEFT are written out here as these libraries make
+them. PyTorch's own are called.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+
+
+def theirs() -> Any:
+    """torch.compile's class of compiled modules."""
+    return importlib.import_module("torch._dynamo").OptimizedModule
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+    def training_step(self, x: Tensor) -> Tensor:
+        return self(x).sum()
+
+
+class Outer(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) * 2
+
+
+def compiled(prefix: bool = False) -> Any:
+    return dovetail.compile(Net(), backend="eager", options={"state_dict_prefix": prefix})
+
+
+PREFIXED = pytest.mark.parametrize("prefix", [False, True])
+
+
+@PREFIXED
+def test_is_compiled_module(prefix: bool) -> None:
+    module = compiled(prefix)
+    assert isinstance(module, theirs()) and not issubclass(type(module), theirs())
+    assert isinstance(module, nn.Module) and not isinstance(module, nn.Linear)
+    assert not isinstance(Net(), theirs())
+    for copied in (copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert isinstance(copied, theirs()) and type(copied) is type(module)
+        assert list(copied.state_dict()) == list(module.state_dict())
+    assert repr(module).startswith("OptimizedModule(\n  (_orig_mod): Net(\n    (first): Linear(")
+    assert isinstance(module._orig_mod, Net) and module.__class__ is theirs()
+    assert any(isinstance(m, theirs()) for m in nn.Sequential(module).modules())
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    assert isinstance(torch.load(file, weights_only=False)._orig_mod, Net)
+
+
+def test_asking_loads_nothing() -> None:
+    program = (
+        "import sys, torch, dovetail\n"
+        "m = dovetail.compile(torch.nn.Linear(2, 2), backend='eager')\n"
+        "assert isinstance(m, torch.nn.Linear) is False and m.__class__ is type(m)\n"
+        "m(torch.ones(1, 2)), repr(m), m.state_dict()\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "assert isinstance(m, torch._dynamo.OptimizedModule)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_pipeline_saves_its_parts() -> None:
+    """diffusers: the class of what was unwrapped tells how a part is saved."""
+
+    class Unet(Net):
+        def save_pretrained(self) -> dict[str, Tensor]:
+            return self.state_dict()
+
+    part: Any = dovetail.compile(Unet(), backend="eager")
+    unwrapped = part._orig_mod if isinstance(part, theirs()) else part
+    assert issubclass(unwrapped.__class__, Unet) and len(unwrapped.save_pretrained()) == 9
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_unwrap_model(keep: bool) -> None:
+    """accelerate: unwrapped, and wrapped again by an assignment."""
+    module = compiled()
+    assert isinstance(module, theirs())
+    inner = module._orig_mod
+    if keep:
+        module._orig_mod = inner
+        assert module._orig_mod is inner and "_orig_mod" not in dict(module.named_parameters())
+        assert torch.equal(module(torch.ones(3, 2)), inner(torch.ones(3, 2)))
+    else:
+        assert type(inner) is Net
+
+
+def test_functions_are_compiled_as_their_module() -> None:
+    """Lightning: the steps of a module are compiled with its `dynamo_ctx`."""
+    seen: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append(gm)
+        return gm.forward
+
+    module: Any = dovetail.compile(Net(), backend=backend, fullgraph=True)
+    context = module.dynamo_ctx
+    inner = module._orig_mod
+    inner.training_step = context(inner.training_step)
+    inner.training_step(torch.ones(3, 2)).backward()
+    assert len(seen) == 1 and inner.first.weight.grad is not None
+    assert pickle.loads(pickle.dumps(compiled().dynamo_ctx)).settings == context.settings | {
+        "fullgraph": False
+    }
+
+
+@PREFIXED
+@pytest.mark.parametrize("nested", [False, True])
+def test_distributed_checkpoints(prefix: bool, nested: bool) -> None:
+    from torch.distributed.checkpoint import state_dict as checkpoints
+
+    def made(part: nn.Module) -> nn.Module:
+        return Outer(part) if nested else part
+
+    model, plain = made(compiled(prefix)), made(Net())
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    saved = checkpoints.get_model_state_dict(model)
+    assert list(saved) == list(plain.state_dict())
+    steps = checkpoints.get_optimizer_state_dict(model, optimizer)
+    assert list(steps["state"]) == [n for n, _ in plain.named_parameters()]
+    other = made(compiled(prefix))
+    checkpoints.set_model_state_dict(other, saved)
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    restored = torch.optim.Adam(other.parameters())
+    checkpoints.set_optimizer_state_dict(other, restored, steps)
+    assert len(restored.state) == len(optimizer.state)
+
+
+def test_a_class_made_from_the_one_it_answers() -> None:
+    """FSDP2 makes a class of a module's, and gives it to the module."""
+
+    class Sharded:
+        def unshard(self) -> str:
+            return "unsharded"
+
+    module = compiled()
+    assert isinstance(module, theirs())
+    cls = module.__class__
+    module.__class__ = type(f"FSDP{cls.__name__}", (Sharded, cls), {})
+    assert isinstance(module, Sharded) and isinstance(module, theirs())
+    assert type(module).__name__ == "FSDPOptimizedModule" and module.unshard() == "unsharded"
+    assert isinstance(module, type(compiled())) and not issubclass(type(module), theirs())
+    assert module(torch.ones(3, 2)).shape == (3, 1)
+
+
+def test_data_parallel_within_says_what_to_do() -> None:
+    module = compiled()
+    with pytest.raises(RuntimeError, match=r"compile the nn\.DataParallel itself"):
+        module._replicate_for_data_parallel()
+
+
+def test_old_checkpoints_of_torch_compile() -> None:
+    module, saved = compiled(), compiled(prefix=True).state_dict()
+    assert next(iter(saved)) == "_orig_mod.first.weight"
+    module.load_state_dict(saved)
+    assert torch.equal(module.first.weight, saved["_orig_mod.first.weight"])
