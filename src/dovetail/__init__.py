@@ -20,7 +20,7 @@ from dovetail_capture import (
     takes_symbolic_graphs,
 )
 
-from dovetail.backends.registry import list_backends
+from dovetail.backends.registry import list_backends, register_backend
 from dovetail.backward import compiled_autograd
 from dovetail.compilation import compile
 from dovetail.explanation import Explanation, explain
@@ -48,6 +48,7 @@ __all__ = [
     "mark_unbacked",
     "nonstrict_trace",
     "recompiles",
+    "register_backend",
     "report",
     "reset",
     "set_stance",

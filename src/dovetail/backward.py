@@ -8,7 +8,6 @@ from typing import Any
 import dovetail_autograd_aot
 
 from dovetail.backends.registry import Backend, lookup_backend
-from dovetail.options import resolve_options
 
 
 def compiled_autograd(
@@ -23,5 +22,5 @@ def compiled_autograd(
     Make it once and enter it for every step; it holds the compiled passes, and its `report` tells
     what became of each. The arguments are those of `compile`.
     """
-    chosen = resolve_options(mode, options)
-    return dovetail_autograd_aot.compiled_autograd(lookup_backend(backend, chosen))
+    chosen, _ = lookup_backend(backend, mode, options)
+    return dovetail_autograd_aot.compiled_autograd(chosen)

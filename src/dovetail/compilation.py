@@ -9,7 +9,6 @@ from typing import Any, TypeVar, overload
 from dovetail_capture import optimize
 
 from dovetail.backends.registry import Backend, lookup_backend
-from dovetail.options import resolve_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,13 +64,15 @@ def compile(
         backend: a name of `list_backends()`, or `(gm, example_inputs) -> callable`; None is
             "dovetail".
         mode: one of "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
-        options: single options by name (`dovetail.Options`), instead of a mode.
+        options: single options by name (`dovetail.Options`), instead of a mode. A backend that is
+            not ours is given mode and options as keywords, without what is for capture.
         disable: give `model` back as it is.
         recompile_limit: the option of that name, beside a mode too. Each call of `compile` counts
             on its own.
 
     Raises:
         ValueError: an unknown mode, backend or option; the message names the near ones.
+        ImportError: the package of a backend is not installed.
     """
     if model is None:
 
@@ -90,14 +91,13 @@ def compile(
         return decorate
     if not callable(model):
         raise TypeError(f"compile takes a function or a module, got {type(model).__name__}")
-    chosen = resolve_options(mode, options)
+    resolved, chosen = lookup_backend("dovetail" if backend is None else backend, mode, options)
     if recompile_limit is not None:
         if type(recompile_limit) is not int or recompile_limit < 1:
             raise ValueError(
                 f"recompile_limit must be an int of at least 1, got {recompile_limit!r}"
             )
         chosen = replace(chosen, recompile_limit=recompile_limit)
-    resolved = lookup_backend("dovetail" if backend is None else backend, chosen)
     if disable:
         return model
     return optimize(

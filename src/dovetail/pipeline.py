@@ -336,17 +336,3 @@ def cut(joint: JointGraph, options: Options) -> PartitionedGraph:
     narrow = narrow_saved_indices(laid_out, ("cuda",))
     budget = options.activation_memory_budget
     return min_cut_partition(narrow, activation_memory_budget=budget)
-
-
-def aot_eager(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Capture and AOT autograd with the graphs run as they are: everything but code generation."""
-
-    def run_as_is(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return graph.forward
-
-    return aot_compile(
-        gm, example_inputs, forward_compiler=run_as_is, decompositions=core_aten_table()
-    )
-
-
-aot_eager.backend_traits = CompilerBackend.backend_traits  # type: ignore[attr-defined]
