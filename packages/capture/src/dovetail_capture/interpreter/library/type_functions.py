@@ -95,9 +95,19 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
         real = getattr(value, "real", None)
         return has_all if real is None else isinstance(real, wanted)
     _note_abstract(vm, cls, wanted)
-    return issubclass(cls, wanted)
+    return issubclass(cls, wanted) or issubclass(_class_it_says(vm, value, cls), wanted)
 
 
+def _class_it_says(vm: Interpreter, value: Value, cls: type) -> type:
+    """What an object of a class with a `__class__` of its own gives for it, as proxies do."""
+    attr = class_attributes.class_lookup(vm, cls, "__class__")[1]
+    if attr is _CLASS_OF_OBJECTS or not isinstance(value, ObjectValue):
+        return cls
+    said = vm.as_python(vm.get_attr(value, "__class__"))
+    return said if isinstance(said, type) else cls
+
+
+_CLASS_OF_OBJECTS = vars(object)["__class__"]
 _FLAGS: dict[type, str] = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
 _FLAGGED = frozenset(map(type, _FLAGS))
 

@@ -71,6 +71,10 @@ _TORCH_BLOCKS, _TORCH_BLOCK = "torch._dynamo.decorators", "ErrorOnGraphBreakDeco
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): _is_compiling,
+    # Code that is captured is none of those that it tells.
+    ("dovetail_capture.optimized_module", "OptimizedModule._answers_for_itself"): (
+        lambda vm, args, kw: Constant(False)
+    ),
     ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,
     ("dovetail_capture.stance", "error_on_graph_break.__exit__"): _breaks_as_before,
     ("torch._dynamo.decorators", "graph_break"): _graph_break,

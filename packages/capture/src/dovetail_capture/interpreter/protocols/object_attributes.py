@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards import clauses as c
 
+from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
@@ -111,6 +112,8 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
         return value
     if kind is functools._lru_cache_wrapper:
         return BoundMethod(vm.held(attr), obj)
+    if kind is Switched:  # a method that `optimize` or `disable` gave
+        return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
     if kind is functools.partialmethod:
         call = [vm.held(attr), obj, vm.held(cls)]
         return vm.call(Constant(_partial_method), call, {})
