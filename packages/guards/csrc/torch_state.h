@@ -113,7 +113,8 @@ inline int64_t read_state(State state) {
       // (What `torch._C._are_functorch_transforms_active` reads.)
       DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
       return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-          included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+          included.has(c10::DispatchKey::FuncTorchDynamicLayerBackMode) ||
+          included.has(c10::DispatchKey::Tracer); // on within torch.jit.trace
     }
     case State::AutocastCache:
       return dovetail_autocast_cache ? dovetail_autocast_cache() : kUnreadable;

@@ -131,6 +131,11 @@ def _backend_flags() -> tuple[Any, ...]:
     return tuple(getattr(_C, name)() for name in BACKEND_FLAGS)
 
 
+def _function_transforms() -> bool:
+    """Is a transform of `torch.func` at work, or `torch.jit.trace`?"""
+    return _C._are_functorch_transforms_active() or _C._get_tracing_state() is not None
+
+
 def _anomaly_mode() -> tuple[bool, bool]:
     """(on, looks for NaNs)."""
     return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
@@ -189,7 +194,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,
     "anomaly_mode": _anomaly_mode,
-    "function_transforms": _C._are_functorch_transforms_active,
+    "function_transforms": _function_transforms,
     "thread": threading.get_ident,
 }
 
