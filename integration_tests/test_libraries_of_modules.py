@@ -182,3 +182,108 @@ def test_old_checkpoints_of_torch_compile() -> None:
     assert next(iter(saved)) == "_orig_mod.first.weight"
     module.load_state_dict(saved)
     assert torch.equal(module.first.weight, saved["_orig_mod.first.weight"])
+
+
+def add_one(module: nn.Module, args: Any, result: Tensor) -> Tensor:
+    return result + 1
+
+
+def test_compiling_in_place() -> None:
+    seen: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append(gm)
+        return gm.forward
+
+    module = Net()
+    names = list(module.state_dict())
+    module.register_forward_hook(add_one)
+    x = torch.ones(3, 2)
+    expected = copy.deepcopy(module)(x)
+    dovetail.compile_in_place(module, backend=backend, fullgraph=True)
+    assert torch.equal(module(x), expected) and len(seen) == 1
+    assert list(module.state_dict()) == names and dovetail.report(module).graphs == 1
+    for copied in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
+        assert copied._compiled_call_impl is None and torch.equal(copied(x), expected)
+    assert len(dovetail.explain(module)(x).graphs) == 1
+    whole = dovetail.compile(Outer(module), backend=backend, fullgraph=True)
+    whole(x)
+    assert len(seen) == 2  # the part is in the graph of the whole
+    dovetail.compile_in_place(module, disable=True)
+    assert module._compiled_call_impl is None
+    with pytest.raises(TypeError, match="takes a module"):
+        dovetail.compile_in_place(torch.sin)  # type: ignore[arg-type]
+
+
+def test_passes_that_replace_each_child() -> None:
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(compiled())
+    assert isinstance(converted.norm, nn.SyncBatchNorm) and len(converted.state_dict()) == 9
+    module = compiled()
+    for name, child in module.named_children():
+        module._modules[name] = child
+    assert len(list(module.modules())) == 5
+
+
+def double(x: Tensor) -> Tensor:
+    return x * 2
+
+
+class Method(Net):
+    @dovetail.compile(backend="eager")
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def in_place() -> Net:
+    module = Net()
+    dovetail.compile_in_place(module, backend="eager")
+    return module
+
+
+HOLDERS = {
+    "function": lambda: dovetail.compile(double, backend="eager"),
+    "closure": lambda: (lambda call: lambda x: call(x) + 1)(dovetail.compile(double)),
+    "in place": in_place,
+    "method": Method,
+    "part": lambda: Outer(in_place()),
+    "compiled part": lambda: Outer(compiled()),
+    "compiled": compiled,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_torchs_tracers_run_what_is_compiled_uncompiled(holder: str, warm: bool) -> None:
+    made = HOLDERS[holder]()
+    x, other = torch.ones(3, 2), torch.randn(3, 2)
+    if isinstance(made, nn.Module):
+        made.eval()
+    if warm:
+        made(x)
+    expected = made(other) if warm else None
+    if holder in ("compiled", "compiled part"):
+        with pytest.raises(RuntimeError, match=r"trace the module that it was"):
+            torch.jit.trace(made, x)
+        with pytest.raises(RuntimeError, match=r"script the module that it was"):
+            torch.jit.script(made)
+    else:
+        traced = torch.jit.trace(made, x)
+        assert torch.equal(traced(other), made(other))
+        assert not isinstance(made, nn.Module) or len(list(traced.parameters())) == 6
+    if holder not in ("compiled", "function", "method"):
+        graph = torch.fx.symbolic_trace(made)
+        assert torch.equal(graph(other), made(other))
+    if isinstance(made, nn.Module):
+        export = importlib.import_module("torch.export").export
+        assert torch.equal(export(made, (x,)).module()(other), made(other))
+    assert expected is None or torch.equal(made(other), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning", "ignore::DeprecationWarning")
+def test_scripts_of_compiled_functions() -> None:
+    x = torch.ones(2)
+    assert torch.equal(torch.jit.script(dovetail.compile(double))(x), x * 2)
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    dovetail.compile_in_place(module, backend="eager")
+    assert torch.equal(torch.jit.script(module)(x), module(x))

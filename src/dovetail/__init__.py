@@ -22,7 +22,7 @@ from dovetail_capture import (
 
 from dovetail.backends.registry import list_backends, register_backend
 from dovetail.backward import compiled_autograd
-from dovetail.compilation import compile
+from dovetail.compilation import compile, compile_in_place
 from dovetail.explanation import Explanation, explain
 from dovetail.options import Options
 from dovetail.report import Report, report
@@ -35,6 +35,7 @@ __all__ = [
     "allow_in_graph",
     "assume_constant_result",
     "compile",
+    "compile_in_place",
     "compiled_autograd",
     "disable",
     "error_on_graph_break",

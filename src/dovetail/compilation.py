@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
-from dovetail_capture import optimize
+import torch
+from dovetail_capture import OptimizedModule, call_through, optimize
 
 from dovetail.backends.registry import Backend, lookup_backend
 
@@ -110,3 +111,23 @@ def compile(
         on_error=chosen.on_error,
         state_dict_prefix=chosen.state_dict_prefix,
     )
+
+
+def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:
+    """Compile the calls of `module` itself, as `nn.Module.compile` does.
+
+    Hooks of the module are part of what is compiled. Its state dict stays as it is; copies and
+    pickles of it are not compiled. `settings` are `compile`'s arguments beside the model.
+
+    Raises what `compile` does, and TypeError for what is not a module.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"compile_in_place takes a module, got {type(module).__name__}")
+    if isinstance(module, OptimizedModule):
+        module = module._orig_mod
+    call = module._call_impl
+    compiled = compile(call, **settings)
+    if compiled is call:  # disabled
+        module._compiled_call_impl = None
+    else:
+        call_through(module, compiled)

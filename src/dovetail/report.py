@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail_capture.api import context_of
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.context import CaptureContext
 from dovetail_capture.failures import Failure
 
 from dovetail.pipeline import CompilerBackend
@@ -85,9 +85,11 @@ def report(compiled: Any) -> Report:
 
     Raises TypeError for anything else.
     """
-    context = getattr(compiled, "capture_context", None)
-    if not isinstance(context, CaptureContext):
-        raise TypeError(f"{type(compiled).__name__} does not come from dovetail.compile")
+    try:
+        context = context_of(compiled)
+    except TypeError:
+        what = type(compiled).__name__
+        raise TypeError(f"{what} does not come from dovetail.compile") from None
     backend = context.backend
     ours = backend if isinstance(backend, CompilerBackend) else None
     graphs = ours.compiled if ours is not None else []

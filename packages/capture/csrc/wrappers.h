@@ -116,10 +116,17 @@ switched_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
     return call_copies("reduced", self, NULL);
 }
 
+static PyObject *
+switched_function(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return Py_NewRef(((Switched *)self)->function);
+}
+
 static PyMethodDef switched_methods[] = {
     {"__copy__", switched_copy, METH_NOARGS, "The wrapper itself."},
     {"__deepcopy__", switched_deepcopy, METH_O, "The wrapper of a deep copy."},
     {"__reduce__", switched_reduce, METH_NOARGS, "How it is pickled: without compiled code."},
+    {"__prepare_scriptable__", switched_function, METH_NOARGS, "What torch.jit.script compiles."},
     {NULL},
 };
 

@@ -27,7 +27,7 @@ _ENTRY_POINT_GROUPS = ("dovetail_backends", "torch_dynamo_backends")
 _OURS = ("dovetail", "inductor")  # the second is the name that torch.compile's users pass
 _DEBUG = ("debug",)
 # Options that are capture's, whatever the backend.
-_OF_CAPTURE = ("recompile_limit", "guard_filter_fn", "on_error")
+_OF_CAPTURE = ("recompile_limit", "guard_filter_fn", "on_error", "state_dict_prefix")
 
 
 @dataclass(frozen=True)

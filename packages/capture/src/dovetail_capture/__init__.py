@@ -4,12 +4,14 @@ from dovetail_prims.backend_traits import BackendTraits, takes_symbolic_graphs
 
 from dovetail_capture.api import (
     Explanation,
+    context_of,
     explain,
     explain_guards,
     export,
     graph_break,
     is_compiling,
     optimize,
+    optimize_in_place,
     recompiles,
     reset,
     run_graph,
@@ -32,7 +34,7 @@ from dovetail_capture.marks import (
     nonstrict_trace,
     substitute_in_graph,
 )
-from dovetail_capture.optimized_module import OptimizedModule
+from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.stance import error_on_graph_break, set_stance
 
@@ -53,6 +55,8 @@ __all__ = [
     "RecompileLimitError",
     "allow_in_graph",
     "assume_constant_result",
+    "call_through",
+    "context_of",
     "disable",
     "error_on_graph_break",
     "explain",
@@ -65,6 +69,7 @@ __all__ = [
     "mark_unbacked",
     "nonstrict_trace",
     "optimize",
+    "optimize_in_place",
     "recompiles",
     "reset",
     "run_graph",

@@ -25,7 +25,7 @@ from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
 from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
-from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule
+from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule, call_through
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.stance import stance_changed
 from dovetail_capture.torch_switches import TorchFollower
@@ -43,8 +43,13 @@ def graph_break(msg: str = "") -> None:
     """Breaks the graph where it is called; does nothing when run."""
 
 
+_ASKED_OF_FUNCTIONS = ("__code__", "__globals__", "__closure__", "__defaults__", "__kwdefaults__")
+
+
 def _look_like(switched: Switched, function: Callable[..., Any]) -> None:
-    functools.update_wrapper(switched, function)
+    """Give a wrapper what is asked of a function: name, signature, and how it is written."""
+    assigned = functools.WRAPPER_ASSIGNMENTS + _ASKED_OF_FUNCTIONS
+    functools.update_wrapper(switched, function, assigned)
 
 
 def _capture_frame(
@@ -145,11 +150,7 @@ def optimize(
         )
     if not callable(target):
         raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
-    if isinstance(target, OptimizedModule):
-        target = target._orig_mod
-    elif isinstance(target, Switched) and target.context is not None:
-        target = target.function
-    target = as_torch_has_it(target)
+    target = as_torch_has_it(_uncompiled(target))
     if not _has_frame_of_its_own(target):
         target = _called(target)
     context = make_context(
@@ -171,6 +172,22 @@ def optimize(
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context
     return switched
+
+
+def _uncompiled(target: Any) -> Any:
+    """What an optimized function or module was made from; anything else as it is."""
+    if isinstance(target, OptimizedModule):
+        return target._orig_mod
+    if isinstance(target, Switched) and target.context is not None:
+        return called_by(target.function)
+    return target
+
+
+def optimize_in_place(module: torch.nn.Module, backend: Backend, **settings: Any) -> None:
+    """Let calls of `module` itself be captured, as `nn.Module.compile` does: its state dict, and
+    its copies and pickles, which are not optimized, stay as they are. `settings` are those of
+    `optimize`. Optimized again, it has the new settings alone."""
+    call_through(module, optimize(module._call_impl, backend, **settings))
 
 
 def _optimize_calls(cls: Any, backend: Backend, **settings: Any) -> Any:
@@ -251,22 +268,28 @@ def reset() -> None:
 _FOLLOWER = TorchFollower(stance_changed, reset)
 
 
-def _context_of(compiled: Any) -> CaptureContext:
-    context = getattr(compiled, "capture_context", None)
-    if not isinstance(context, CaptureContext):
+def context_of(compiled: Any) -> CaptureContext:
+    """The context of an optimized function or module, or of a module that was optimized in place.
+
+    Raises TypeError for anything else.
+    """
+    call = getattr(compiled, "_compiled_call_impl", None)
+    found = (getattr(part, "capture_context", None) for part in (compiled, call))
+    context = next((one for one in found if isinstance(one, CaptureContext)), None)
+    if context is None:
         raise TypeError(f"{type(compiled).__qualname__} is not what optimize gives")
     return context
 
 
 def explain_guards(compiled: Any) -> str:
     """The guards of everything that an optimized function or module has compiled so far."""
-    return _context_of(compiled).explain_guards()
+    return context_of(compiled).explain_guards()
 
 
 def recompiles(compiled: Any) -> tuple[str, ...]:
     """Why calls of an optimized function or module did not fit what was compiled, oldest first:
     the guard that failed, what was seen instead, and what to do about it."""
-    return _context_of(compiled).recompiles()
+    return context_of(compiled).recompiles()
 
 
 # --- explain -------------------------------------------------------------------------------------
@@ -320,7 +343,9 @@ def explain(
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         log = CompileLog(keep_frames=True)
-        framed = as_torch_has_it(target)
+        framed = as_torch_has_it(_uncompiled(target))
+        if getattr(framed, "_compiled_call_impl", None) is not None:
+            framed = framed._call_impl
         context = make_context(framed, backend, dynamic=dynamic, log=log)
         result = Switched(framed, context)(*args, **kwargs)
         frames: list[FrameRecord] = log.frames

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,8 @@ from dovetail_capture import state_dict_names as names
 from dovetail_capture.state_dict_names import INNER
 
 _OWN = frozenset({INNER, "capture_context", "forward"})
-# Tables of the wrapped module that serve as the wrapper's: loading walks them.
+# Tables of the wrapped module that serve as the wrapper's.
 _SHARED = (
-    "_modules",
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
@@ -58,6 +58,42 @@ class SameSettings:
         return self.backend
 
 
+class Submodules(MutableMapping[str, torch.nn.Module | None]):
+    """The wrapper's `_modules`: the wrapped module's, as loading a state dict walks them by name.
+
+    What is set as `_orig_mod`, the name of the wrapper's only child, becomes the wrapped module:
+    there are passes that replace each child.
+    """
+
+    def __init__(self, wrapper: OptimizedModule) -> None:
+        self._wrapper = wrapper
+
+    def _table(self) -> dict[str, torch.nn.Module | None]:
+        return self._wrapper._orig_mod._modules
+
+    def __getitem__(self, name: str) -> torch.nn.Module | None:
+        return self._table()[name]
+
+    def __setitem__(self, name: str, module: torch.nn.Module | None) -> None:
+        if name == INNER and module is not None:
+            self._wrapper._set_inner(module)
+        else:
+            self._table()[name] = module
+
+    def __delitem__(self, name: str) -> None:
+        del self._table()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table())
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+    def copy(self) -> dict[str, torch.nn.Module | None]:
+        """A dict of its own."""
+        return self._table().copy()
+
+
 class OptimizedModule(torch.nn.Module):
     """A module that runs another one, its attribute `_orig_mod`, with capture on.
 
@@ -89,6 +125,7 @@ class OptimizedModule(torch.nn.Module):
         """Take up the wrapped module once the tables of a module are there."""
         for name in _SHARED:
             self.__dict__.pop(name, None)  # __getattr__ finds the module's
+        del self.__dict__["_modules"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (
@@ -131,6 +168,13 @@ class OptimizedModule(torch.nn.Module):
         """What compiles a function with this module's settings."""
         return SameSettings(self.capture_context.backend, self.capture_context.settings)
 
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        # `torch.jit.script` would put what it is given in the wrapper's place in a larger module.
+        raise RuntimeError(
+            "torch.jit.script cannot compile a compiled module; script the module that it was "
+            "compiled from, its `_orig_mod`"
+        )
+
     def _fqn_modifiers(self) -> dict[str, str]:
         """Names that `torch.distributed.checkpoint` leaves out of the path to a parameter."""
         theirs: dict[str, str] = getattr(self._orig_mod, "_fqn_modifiers", dict)()
@@ -151,10 +195,9 @@ class OptimizedModule(torch.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name == INNER:
-            modules = self.__dict__.get("_modules")
-            if modules is None or name not in modules:
-                raise AttributeError(name)
-            return modules[name]
+            raise AttributeError(name)
+        if name == "_modules":
+            return Submodules(self)
         if name == "__signature__":  # of the module itself
             return inspect.signature(self._orig_mod.forward)
         return getattr(self._orig_mod, name)
@@ -197,6 +240,11 @@ class OptimizedModule(torch.nn.Module):
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """The wrapped module, by the name `_orig_mod`."""
+        if torch.jit._trace._trace_module_map is not None:
+            raise RuntimeError(
+                "torch.jit.trace cannot trace a compiled module; trace the module that it was "
+                "compiled from, its `_orig_mod`"
+            )
         yield INNER, self._orig_mod
 
     def named_modules(
@@ -222,9 +270,14 @@ class OptimizedModule(torch.nn.Module):
         """Register a parameter with the wrapped module."""
         self._orig_mod.register_parameter(*args, **kwargs)
 
-    def add_module(self, *args: Any, **kwargs: Any) -> None:
-        """Register a submodule with the wrapped module."""
-        self._orig_mod.add_module(*args, **kwargs)
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Register a submodule with the wrapped module, or, as `_orig_mod`, put it in its place."""
+        if name == INNER and module is not None:
+            self._set_inner(module)
+        else:
+            self._orig_mod.add_module(name, module)
+
+    register_module = add_module
 
     def _replicate_for_data_parallel(self) -> Any:
         raise RuntimeError(
@@ -295,6 +348,7 @@ class PrefixedModule(OptimizedModule):
     register_buffer = torch.nn.Module.register_buffer
     register_parameter = torch.nn.Module.register_parameter
     add_module = torch.nn.Module.add_module
+    register_module = torch.nn.Module.register_module
     state_dict = torch.nn.Module.state_dict
 
     def _settle(self, module: torch.nn.Module) -> None:
@@ -302,8 +356,12 @@ class PrefixedModule(OptimizedModule):
         self._modules[INNER] = module
 
     def _set_inner(self, module: torch.nn.Module) -> None:
-        # (torch.nn.Module.__init__ has not made the table yet when this is a name of __init__.)
         self._modules[INNER] = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name == INNER and "_modules" in self.__dict__:
+            return self._modules[INNER]
+        return super().__getattr__(name)
 
     def _answers_for_itself(self) -> bool:
         return False
@@ -335,3 +393,15 @@ def _rebuild(module: torch.nn.Module, backend: Any, settings: Any) -> OptimizedM
     optimized = optimize(module, backend, **settings)
     assert isinstance(optimized, OptimizedModule)
     return optimized
+
+
+def call_through(module: torch.nn.Module, optimized_call: Any) -> None:
+    """Let calls of `module` run `optimized_call`, what `optimize` made of its `_call_impl`."""
+
+    # A function, as all that looks through a module's attributes expects there.
+    @functools.wraps(module._call_impl)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return optimized_call(*args, **kwargs)
+
+    call.__dict__["capture_context"] = optimized_call.capture_context
+    module._compiled_call_impl = call
