@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 # Before PyTorch loads OpenMP. Its threads spin while they wait, by default: two suites side by side
@@ -87,3 +89,11 @@ def _draws_its_own_numbers(request: pytest.FixtureRequest) -> None:
     seed = zlib.crc32(f"{request.node.name} {draw}".encode())
     torch.manual_seed(seed)
     random.seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def _compiles_afresh() -> Iterator[None]:
+    """Lets each test compile anew what it compiles: calls for the same code share it otherwise."""
+    yield
+    if "dovetail_capture.api" in sys.modules:
+        sys.modules["dovetail_capture.api"].reset()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_runtime.plan import Choose
+from kept_plans import KeepingPlans
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -175,13 +176,13 @@ def test_second_derivatives() -> None:
 
 
 def test_a_plan_chooses_between_plans() -> None:
-    backend = dovetail.pipeline.CompilerBackend(dovetail.Options())
+    backend = KeepingPlans()
     compiled = dovetail.compile(
         lambda x, y: constants(torch.cond, x, y), backend=backend, fullgraph=True
     )
     compiled(torch.rand(3, 4), torch.rand(3, 4))
-    (graph,) = backend.compiled
-    (step,) = (step for step in graph.plan.steps if isinstance(step, Choose))
+    (graph,), (plan,) = backend.compiled, backend.plans
+    (step,) = (step for step in plan.steps if isinstance(step, Choose))
     assert all(not branch.constants and not branch.kernels for branch in step.branches)
     assert graph.kernels == 4  # the predicate, one in each branch, the rest
     assert len(graph.launches) == 4

@@ -8,11 +8,11 @@ from types import FrameType
 
 import pytest
 import torch
+from kept_plans import KeepingPlans
 from torch import Tensor, nn
 
 import dovetail
 from dovetail.bench.models import architectures, cases
-from dovetail.pipeline import CompilerBackend
 
 # Library calls that a compiled model may make: matrix products, convolutions, attention, pooling,
 # embedding lookups, and their backwards.
@@ -117,10 +117,9 @@ def test_kernels_of_a_bert_layer() -> None:
 
 def test_equal_layers_share_their_kernels() -> None:
     model = Deep(6).eval()
-    compiled = dovetail.compile(model)
+    backend = KeepingPlans()
+    compiled = dovetail.compile(model, backend=backend)
     with torch.no_grad():
         compiled(torch.randn(4, 16))
-    backend = compiled.capture_context.backend
-    assert isinstance(backend, CompilerBackend)
-    (graph,) = backend.compiled
-    assert len(graph.plan.kernels) < graph.kernels
+    (graph,), (plan,) = backend.compiled, backend.plans
+    assert len(plan.kernels) < graph.kernels

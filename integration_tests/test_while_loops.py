@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_runtime.plan import While
 from dovetail_runtime.plan_text import as_python
+from kept_plans import KeepingPlans
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 
@@ -141,10 +142,10 @@ def test_it_is_a_step_of_the_plan() -> None:
     def program(x: Tensor, y: Tensor) -> Any:
         return newton(while_loop, x, y)
 
-    backend = dovetail.pipeline.CompilerBackend(dovetail.Options())
+    backend = KeepingPlans()
     compiled = dovetail.compile(program, backend=backend, fullgraph=True)
     compiled(torch.rand(4, 4), torch.rand(4, 4))
-    (graph,) = backend.compiled
-    (step,) = (step for step in graph.plan.steps if isinstance(step, While))
+    (plan,) = backend.plans
+    (step,) = (step for step in plan.steps if isinstance(step, While))
     assert len(step.outputs) == 2
-    assert "while " in as_python(graph.plan)
+    assert "while " in as_python(plan)

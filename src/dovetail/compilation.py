@@ -10,6 +10,7 @@ import torch
 from dovetail_capture import OptimizedModule, call_through, optimize
 
 from dovetail.backends.registry import Backend, lookup_backend
+from dovetail.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +26,7 @@ def compile(
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
     recompile_limit: int | None = ...,
+    isolate_recompiles: bool = ...,
 ) -> F: ...
 
 
@@ -39,6 +41,7 @@ def compile(
     options: Mapping[str, Any] | None = ...,
     disable: bool = ...,
     recompile_limit: int | None = ...,
+    isolate_recompiles: bool = ...,
 ) -> Callable[[F], F]: ...
 
 
@@ -52,6 +55,7 @@ def compile(
     options: Mapping[str, Any] | None = None,
     disable: bool = False,
     recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
 ) -> Any:
     """Compile a function or an `nn.Module`; also a decorator, with or without arguments.
 
@@ -68,8 +72,14 @@ def compile(
         options: single options by name (`dovetail.Options`), instead of a mode. A backend that is
             not ours is given mode and options as keywords, without what is for capture.
         disable: give `model` back as it is.
-        recompile_limit: the option of that name, beside a mode too. Each call of `compile` counts
-            on its own.
+        recompile_limit: the option of that name, beside a mode too. Calls of `compile` that share
+            what is compiled count together.
+        isolate_recompiles: compile for this call of `compile` alone. By default all calls for the
+            same code (one `def`, or modules of one class and structure) with the same arguments
+            share what is compiled, and what `report` tells of it: the layers of a model may be
+            compiled one by one, and a function again in each step. Backends that are callables are
+            told apart by `==`. Modules whose weights are relied on to stay where they are (options
+            `cudagraphs` and `constant_weights`) share nothing.
 
     Raises:
         ValueError: an unknown mode, backend or option; the message names the near ones.
@@ -87,6 +97,7 @@ def compile(
                 options=options,
                 disable=disable,
                 recompile_limit=recompile_limit,
+                isolate_recompiles=isolate_recompiles,
             )
 
         return decorate
@@ -110,6 +121,8 @@ def compile(
         guard_filter_fn=chosen.guard_filter_fn,
         on_error=chosen.on_error,
         state_dict_prefix=chosen.state_dict_prefix,
+        isolate_recompiles=isolate_recompiles or _holds_weights(model, chosen),
+        backend_key=_key_of(backend, mode, options),
     )
 
 
@@ -131,3 +144,19 @@ def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:
         module._compiled_call_impl = None
     else:
         call_through(module, compiled)
+
+
+def _key_of(
+    backend: str | Backend | None, mode: str | None, options: Mapping[str, Any] | None
+) -> tuple[Any, ...] | None:
+    """What tells whether two calls have the same backend, where the backends that they make do not
+    tell it."""
+    if callable(backend) and mode is None and not options:
+        return None
+    return ("dovetail" if backend is None else backend, mode, dict(options or {}))
+
+
+def _holds_weights(model: Any, options: Options) -> bool:
+    """Does what is compiled for a module hold its weights, or where they lie?"""
+    module = getattr(model, "__self__", model)
+    return isinstance(module, torch.nn.Module) and (options.cudagraphs or options.constant_weights)

@@ -15,6 +15,7 @@ Each stage can be run alone from the boundary value before it; nothing else join
 from __future__ import annotations
 
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,28 +79,28 @@ def _with_attention(gm: GraphModule) -> GraphModule:
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """What became of one functional graph: its plan, and where its compile time went."""
+    """What became of one functional graph, and where its compile time went.
 
-    plan: Plan
+    kernels: launches of generated kernels in one call: of a conditional in both branches, of a loop
+        in one turn.
+    launches: (kernel, how often one call launches it), in order of first launch.
+    extern_calls: the ATen operators that one call runs, in order.
+    """
+
+    kernels: int
+    launches: tuple[tuple[str, int], ...]
+    extern_calls: tuple[str, ...]
     codegen_s: float
     load_s: float
 
-    @property
-    def kernels(self) -> int:
-        """Launches of generated kernels in one call: of a conditional in both branches, of a loop
-        in one turn."""
-        return sum(isinstance(s, LaunchCpp | LaunchTriton) for s in _steps(self.plan))
-
-    @property
-    def launches(self) -> tuple[tuple[str, int], ...]:
-        """(kernel, how often one call launches it), in order of first launch."""
-        symbols = [s.kernel for s in _steps(self.plan) if isinstance(s, LaunchCpp | LaunchTriton)]
-        return tuple(Counter(symbols).items())
-
-    @property
-    def extern_calls(self) -> tuple[str, ...]:
-        """The ATen operators that one call runs, in order."""
-        return tuple(s.op for s in _steps(self.plan) if isinstance(s, CallAten))
+    @staticmethod
+    def of(plan: Plan, codegen_s: float, load_s: float) -> CompiledGraph:
+        """What is to be told of a plan."""
+        steps = list(_steps(plan))
+        symbols = [s.kernel for s in steps if isinstance(s, LaunchCpp | LaunchTriton)]
+        calls = tuple(s.op for s in steps if isinstance(s, CallAten))
+        launches = tuple(Counter(symbols).items())
+        return CompiledGraph(len(symbols), launches, calls, codegen_s, load_s)
 
 
 def _steps(plan: Plan) -> Iterator[Step]:
@@ -127,21 +128,32 @@ class _Role:
 
 @dataclass
 class CompilerBackend:
-    """Our compiler as a backend: `(gm, example_inputs) -> callable`. Keeps what it compiled."""
+    """Our compiler as a backend: `(gm, example_inputs) -> callable`. Tells of what it compiled, and
+    keeps nothing of it alive."""
 
     options: Options
     compiled: list[CompiledGraph] = field(default_factory=list)
-    graphed: list[GraphedArtifact] = field(default_factory=list)
+    _graphed: list[weakref.ref[GraphedArtifact]] = field(default_factory=list)
     aot_s: float = 0.0  # joint tracing, decomposition and partitioning
     # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
     per_size_compiles: list[str] = field(default_factory=list)
     aot: AotLog = field(default_factory=AotLog)
-    weights: list[ConstantWeights] = field(default_factory=list)  # under `constant_weights`
+    _weights: list[weakref.ref[ConstantWeights]] = field(default_factory=list)
     tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
     writes_inputs: bool = False  # does one of the graphs?
     _pool: GraphPool | None = None
     failures: list[Failure] = field(default_factory=list)  # in which a graph runs uncompiled
     backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
+
+    @property
+    def graphed(self) -> list[GraphedArtifact]:
+        """What goes through CUDA graphs, of that which is in use."""
+        return [alive for ref in self._graphed if (alive := ref()) is not None]
+
+    @property
+    def weights(self) -> list[ConstantWeights]:
+        """What is computed of weights once, of that which is in use."""
+        return [alive for ref in self._weights if (alive := ref()) is not None]
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
@@ -182,8 +194,9 @@ class CompilerBackend:
             given = [*inputs, *split.prepared]
             known = static.union(range(len(inputs), len(given)))
             run = self._compile(split.rest, given, replace(role, static=known, kept=kept))
-            self.weights.append(ConstantWeights(split, run))
-            return self.weights[-1]
+            weights = ConstantWeights(split, run)
+            self._weights.append(weakref.ref(weights))
+            return weights
 
         def backward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return self._compile(graph, inputs, replace(role, late=True))
@@ -242,7 +255,7 @@ class CompilerBackend:
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
             only_launch_bound=not asked_for,
         )
-        self.graphed.append(graphed)
+        self._graphed.append(weakref.ref(graphed))
         return graphed
 
     def _without_kernels(
@@ -302,7 +315,8 @@ class CompilerBackend:
                 if (found := find_error(gm, example_inputs)) is not None:
                     error.add_note(f"The code generator is at fault, {found}")
                 raise
-        self.compiled.append(CompiledGraph(plan, planned - start, time.perf_counter() - planned))
+        loaded = time.perf_counter()
+        self.compiled.append(CompiledGraph.of(plan, planned - start, loaded - planned))
         return artifact
 
 

@@ -81,7 +81,8 @@ class Report:
 
 
 def report(compiled: Any) -> Report:
-    """The report of something that `dovetail.compile` returned.
+    """The report of something that `dovetail.compile` returned, and of all that shares its compiled
+    code (`isolate_recompiles` keeps apart).
 
     Raises TypeError for anything else.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +25,13 @@ class ConstantWeights:
     run: Callable[..., Any]
     prepared: tuple[Tensor, ...] = ()
     computed: int = 0  # how often
-    _state: list[tuple[int, int]] = field(default_factory=list)
+    _state: list[tuple[weakref.ref[Tensor], int]] = field(default_factory=list)
     _lock: ProcessLock = field(default_factory=ProcessLock)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the rest, with what was computed before unless a weight has changed since."""
         weights = [inputs[i] for i in self.split.weights]
-        if self._state != _state_of(weights):
+        if not self._is_of(weights):
             self._prepare(weights)
         return self.run(*inputs, *self.prepared)
 
@@ -46,11 +47,19 @@ class ConstantWeights:
             f"{len(self.split.weights)} weights, {self.computed} times so far"
         )
 
+    def _is_of(self, weights: list[Tensor]) -> bool:
+        """Are these the weights that were computed from, not written to since?"""
+        known = self._state
+        return len(known) == len(weights) and all(
+            seen() is weight and version == _version(weight)
+            for (seen, version), weight in zip(known, weights, strict=True)
+        )
+
     def _prepare(self, weights: list[Tensor]) -> None:
         with self._lock, torch.no_grad(), torch._C._DisableAutocast():
-            state = _state_of(weights)
-            if state == self._state:
+            if self._is_of(weights):
                 return  # another thread has done it
+            state = [(weakref.ref(w), _version(w)) for w in weights]
             if not self.prepared:
                 self.prepared = tuple(
                     torch.empty_strided(f._sizes, f._strides, dtype=f._dtype, device=f._device)
@@ -62,7 +71,6 @@ class ConstantWeights:
             self.computed += 1
 
 
-def _state_of(weights: list[Tensor]) -> list[tuple[int, int]]:
-    """Which tensors these are, and how often each was written to. (That of inference mode is not
-    counted.)"""
-    return [(id(w), -1 if w.is_inference() else w._version) for w in weights]
+def _version(weight: Tensor) -> int:
+    """How often a weight was written to. (In inference mode it is not counted.)"""
+    return -1 if weight.is_inference() else weight._version

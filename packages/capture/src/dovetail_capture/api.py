@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -27,10 +26,12 @@ from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule, call_through
 from dovetail_capture.options import CaptureOptions
+from dovetail_capture.regions import Regions, code_of, same_backend
 from dovetail_capture.stance import stance_changed
 from dovetail_capture.torch_switches import TorchFollower
 
 _CONTEXTS: weakref.WeakSet[CaptureContext] = weakref.WeakSet()
+_REGIONS = Regions()
 _CAPTURING = threading.local()
 
 
@@ -65,18 +66,6 @@ def _capture_frame(
         _CAPTURING.depth -= 1
 
 
-def _root_codes(target: Any) -> tuple[CodeType, ...]:
-    """The codes that `target` itself consists of: captured wherever their file lies."""
-    if isinstance(target, torch.nn.Module):
-        target = target.forward
-    if isinstance(target, MethodType):
-        target = target.__func__
-    code = getattr(target, "__code__", None)
-    if code is None:
-        code = getattr(inspect.getattr_static(target, "__call__", None), "__code__", None)
-    return (code,) if isinstance(code, CodeType) else ()
-
-
 def _options(
     *, fullgraph: bool, dynamic: bool | None, on_error: OnError = ON_ERROR
 ) -> CaptureOptions:
@@ -99,21 +88,42 @@ def make_context(
     log: CompileLog | None = None,
     guard_filter_fn: GuardFilter | None = None,
     on_error: OnError = ON_ERROR,
+    isolate_recompiles: bool = False,
+    backend_key: object = None,
 ) -> CaptureContext:
-    """A context for capturing `target` (a function or module) with `backend`."""
+    """A context for capturing `target` (a function or module) with `backend`: a new one."""
+    code = code_of(target)
     options = _options(fullgraph=fullgraph, dynamic=dynamic, on_error=on_error)
     context = CaptureContext(
         backend,
         _capture_frame,
         options=options,
         recompile_limit=recompile_limit,
-        roots=_root_codes(target),
+        roots=() if code is None else (code,),
         log=log,
         guard_filter_fn=guard_filter_fn,
+        isolate_recompiles=isolate_recompiles,
+        backend_key=backend_key,
     )
     _CONTEXTS.add(context)
     _FOLLOWER.follow()
     return context
+
+
+def _region(target: Any, backend: Backend, settings: dict[str, Any]) -> CaptureContext:
+    """The context that calls of `optimize` for the same code, backend and settings share."""
+    make = functools.partial(make_context, target, backend, **settings)
+    code = code_of(target)
+
+    def fits(region: CaptureContext) -> bool:
+        if region.settings != settings or (code is not None and not region.is_root(code)):
+            return False
+        return settings["backend_key"] is not None or same_backend(region.backend, backend)
+
+    isolated = settings["isolate_recompiles"]
+    region = make() if isolated else _REGIONS.find(called_by(target), fits, make)
+    region.calls_of_optimize += 1
+    return region
 
 
 def optimize(
@@ -126,6 +136,8 @@ def optimize(
     guard_filter_fn: GuardFilter | None = None,
     on_error: OnError = ON_ERROR,
     state_dict_prefix: bool = False,
+    isolate_recompiles: bool = False,
+    backend_key: object = None,
 ) -> Any:
     """A version of a function or module whose frames are captured and compiled by `backend`.
 
@@ -136,32 +148,30 @@ def optimize(
     parameters begin with `_orig_mod.`, as torch.compile's. The wrapper's `capture_context` holds
     the log.
 
+    All calls for the same code (of functions made by one `def`, or modules of one class and
+    structure) with the same settings share what is compiled, its log and its `recompile_limit`, if
+    their backends are one object or equal; or if they give the same `backend_key`, whatever the
+    backends. With `isolate_recompiles` a call shares with no other.
+
     A class comes back as it is, with the calls of its instances captured (a decorator of modules).
     """
+    settings: dict[str, Any] = {
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "recompile_limit": recompile_limit,
+        "guard_filter_fn": guard_filter_fn,
+        "on_error": on_error,
+        "isolate_recompiles": isolate_recompiles,
+        "backend_key": backend_key,
+    }
     if isinstance(target, type):
-        return _optimize_calls(
-            target,
-            backend,
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            recompile_limit=recompile_limit,
-            guard_filter_fn=guard_filter_fn,
-            on_error=on_error,
-        )
+        return _optimize_calls(target, backend, settings)
     if not callable(target):
         raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
     target = as_torch_has_it(_uncompiled(target))
     if not _has_frame_of_its_own(target):
         target = _called(target)
-    context = make_context(
-        target,
-        backend,
-        fullgraph=fullgraph,
-        dynamic=dynamic,
-        recompile_limit=recompile_limit,
-        guard_filter_fn=guard_filter_fn,
-        on_error=on_error,
-    )
+    context = _region(target, backend, settings)
     if isinstance(target, torch.nn.Module):
         # The call goes through the module's own __call__: its hooks run as ever.
         call = Switched(target, context)
@@ -190,7 +200,7 @@ def optimize_in_place(module: torch.nn.Module, backend: Backend, **settings: Any
     call_through(module, optimize(module._call_impl, backend, **settings))
 
 
-def _optimize_calls(cls: Any, backend: Backend, **settings: Any) -> Any:
+def _optimize_calls(cls: Any, backend: Backend, settings: dict[str, Any]) -> Any:
     """Let calls of a class's instances be captured."""
     call = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     if call is None:
@@ -201,7 +211,7 @@ def _optimize_calls(cls: Any, backend: Backend, **settings: Any) -> Any:
     if isinstance(call, Switched) and call.context is not None:
         call = call.function
     framed = cls.forward if issubclass(cls, torch.nn.Module) else call
-    context = make_context(framed, backend, **settings)
+    context = _region(framed, backend, settings)
     switched = Switched(call, context)
     _look_like(switched, call)
     switched.__dict__["capture_context"] = context
@@ -220,10 +230,10 @@ def _has_frame_of_its_own(target: Any) -> bool:
             return False
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return False
-    codes = _root_codes(target)
-    if not codes or codes[0].co_filename == functools.__file__:  # (`singledispatch` makes such)
+    code = code_of(target)
+    if code is None or code.co_filename == functools.__file__:  # (`singledispatch` makes such)
         return False
-    return codes[0] not in TRANSFORMED
+    return code not in TRANSFORMED
 
 
 def _called(target: Callable[..., Any]) -> FunctionType:
@@ -261,6 +271,7 @@ def export(
 
 def reset() -> None:
     """Forget everything compiled, in every context."""
+    _REGIONS.forget_unused()
     for context in list(_CONTEXTS):
         context.reset()
 

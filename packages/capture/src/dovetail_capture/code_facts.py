@@ -9,23 +9,45 @@ from typing import Any
 
 from dovetail_guards.guard_set import GuardSet
 
-from dovetail_capture.recompiles import MadeFor
+from dovetail_capture._frame_hook import Entry
+from dovetail_capture.recompiles import MadeFor, gone_objects
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One compiled version of a code object. The hook owns its entry."""
+
+    guards: GuardSet
+    made_for: MadeFor
+    entry: weakref.ref[Entry]
+
+
+@dataclass(eq=False)
 class CodeFacts:
     """What is known of one code object."""
 
-    guards: list[GuardSet] = field(default_factory=list)  # of its compiled versions
-    made_for: list[MadeFor] = field(default_factory=list)  # (as many)
+    # (Replaced as a whole: a version goes when an object dies that it is for, at any time.)
+    versions: tuple[Version, ...] = ()
     sizes: frozenset[tuple[str, int]] = frozenset()  # those that change from call to call
     replaced: frozenset[str] = frozenset()  # modules and functions that do
     has_graph: bool = False  # some version has a graph, or breaks
     plain_floats: bool = False  # its floats are not to be symbolic
     refused: dict[int, str] = field(default_factory=dict)  # operations the backend cannot compile
     told: set[str] = field(default_factory=set)  # why some calls run uncaptured, as the log says
-    watched: list[weakref.ref[Any]] = field(default_factory=list)  # objects its versions are for
+    # Objects that versions are for, by the version.
+    watched: dict[Version, list[weakref.ref[Any]]] = field(default_factory=dict)
     eager_sizes: dict[tuple[str, int], int] | None = None  # of a first call that ran uncompiled
+
+    @property
+    def guards(self) -> list[GuardSet]:
+        """Those of the compiled versions, in the order of checking."""
+        return [version.guards for version in self.versions]
+
+    def drop(self, version: Version) -> None:
+        """Forget a version, because an object died that it was for."""
+        self.versions = tuple(v for v in self.versions if v is not version)
+        self.watched.pop(version, None)
+        self.replaced |= gone_objects(version.guards, version.made_for)
 
 
 class FactsByCode:

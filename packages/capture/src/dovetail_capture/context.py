@@ -35,7 +35,7 @@ from dovetail_capture.backend_run import (
 )
 from dovetail_capture.builtins_kept import replaced_builtin
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, Way
-from dovetail_capture.code_facts import FactsByCode
+from dovetail_capture.code_facts import CodeFacts, FactsByCode, Version
 from dovetail_capture.compile_log import CompileLog, FrameRecord
 from dovetail_capture.continuation import ContinuationCache, Resumption
 from dovetail_capture.continuation_state import CannotResume
@@ -131,6 +131,8 @@ class CaptureContext(_frame_hook.Context):
         log: CompileLog | None = None,
         compile_guards: CompileGuards = native_guard,
         guard_filter_fn: GuardFilter | None = None,
+        isolate_recompiles: bool = False,
+        backend_key: object = None,
     ) -> None:
         """`capture` is `interpreter.capture_frame`; `roots` are codes that are captured even
         though they lie in a skipped directory (the forward of a torch.nn module)."""
@@ -141,7 +143,10 @@ class CaptureContext(_frame_hook.Context):
         self._capture = capture
         self._compile_guards = compile_guards
         self.guard_filter_fn = guard_filter_fn
-        self._roots = {id(code): code for code in roots}
+        self._sharing = {"isolate_recompiles": isolate_recompiles, "backend_key": backend_key}
+        # (Weakly: a region lives as long as the code that it is for.)
+        self._roots = {id(code): weakref.ref(code) for code in roots}
+        self.calls_of_optimize = 0  # which share what is compiled here
         self._continuations = ContinuationCache()
         self._lock = ProcessLock()
         self._facts = FactsByCode()
@@ -152,6 +157,11 @@ class CaptureContext(_frame_hook.Context):
         """The entries of compiled frames, as the hook finds them."""
         return self
 
+    def is_root(self, code: CodeType) -> bool:
+        """Is this the code of what is optimized?"""
+        root = self._roots.get(id(code))
+        return root is not None and root() is code
+
     @property
     def settings(self) -> dict[str, Any]:
         """What `optimize` was called with, besides the backend."""
@@ -161,6 +171,7 @@ class CaptureContext(_frame_hook.Context):
             "recompile_limit": self.recompile_limit,
             "guard_filter_fn": self.guard_filter_fn,
             "on_error": self.options.on_error,
+            **self._sharing,
         }
 
     def reset(self) -> None:
@@ -266,7 +277,7 @@ class CaptureContext(_frame_hook.Context):
             guard = self._compile_guards(GuardSet(()), code)
             return self.hook.add(code, guard, stepping.code)
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
-        if skipped and id(code) not in self._roots:
+        if skipped and not self.is_root(code):
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
         if getattr(func, "__builtins__") is not _BUILTINS:  # noqa: B009
@@ -324,7 +335,7 @@ class CaptureContext(_frame_hook.Context):
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
         """Under "eager_then_compile": a call that only tells which sizes there are."""
         facts = self._facts.of(code)
-        if facts.eager_sizes is not None or facts.guards:
+        if facts.eager_sizes is not None or facts.versions:
             return False
         facts.eager_sizes = sizes_of(code, args)
         return True
@@ -336,7 +347,8 @@ class CaptureContext(_frame_hook.Context):
         return f"a recompile, with the stance 'fail_on_recompile', of {place_of(code)}: {why}"
 
     def _compile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
-        if self._facts.of(code).guards and not self._may_recompile(code, func, args):
+        facts = self._facts.of(code)
+        if facts.versions and not self._may_recompile(code, func, args):
             return _frame_hook.SKIP
         started = time.perf_counter()
         repeats = 0
@@ -397,8 +409,6 @@ class CaptureContext(_frame_hook.Context):
                 raise OfProgram(error) from error
         guard = self._checked_guard(code, func, args, guards)
         facts = self._facts.of(code)
-        facts.guards.append(guards)
-        facts.made_for.append(MadeFor.of(guards, FrameView(args, func)))
         facts.eager_sizes = None
         if has_graph or resumption is not None:
             facts.has_graph = True
@@ -415,22 +425,25 @@ class CaptureContext(_frame_hook.Context):
         if self.log.keep_frames:
             self.log.frames.append(FrameRecord(frame, text))
         entry = self.hook.add(code, guard, new_code)
-        self._discard_with_objects(code, guards, entry)
+        made_for = MadeFor.of(guards, FrameView(args, func), self._layers(code, facts))
+        version = Version(guards, made_for, weakref.ref(entry))
+        facts.versions = (*facts.versions, version)
+        self._discard_with_objects(code, facts, version)
         return entry
 
-    def _discard_with_objects(
-        self, code: CodeType, guards: GuardSet, entry: _frame_hook.Entry
-    ) -> None:
-        """Forget an entry when an object dies that its guards want."""
-        context, of_code, its = weakref.ref(self), weakref.ref(code), weakref.ref(entry)
+    def _discard_with_objects(self, code: CodeType, facts: CodeFacts, version: Version) -> None:
+        """Forget a version when an object dies that its guards want."""
+        context, of_code, its = weakref.ref(self), weakref.ref(code), weakref.ref(facts)
 
         def forget(_: Any) -> None:
-            alive, known, found = context(), of_code(), its()
-            if alive is not None and known is not None and found is not None:
-                alive.discard(known, found)
+            alive, known, entry, told = context(), of_code(), version.entry(), its()
+            if alive is not None and known is not None and entry is not None:
+                alive.discard(known, entry)
+            if told is not None:
+                told.drop(version)
 
-        objects = [c.obj for c in guards.clauses if isinstance(c, IdIs) and c.is_weak]
-        self._facts.of(code).watched += [weakref.ref(obj, forget) for obj in objects]
+        clauses = (c for c in version.guards.clauses if isinstance(c, IdIs) and c.is_weak)
+        facts.watched[version] = [weakref.ref(clause.obj, forget) for clause in clauses]
 
     def keeps_code(self, frame: CapturedFrame) -> bool:
         """Does an unbroken frame go on with the user's code? Where there is nothing to compile,
@@ -533,19 +546,19 @@ class CaptureContext(_frame_hook.Context):
     def _may_recompile(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> bool:
         """Record why no entry fits. False when the limit is reached."""
         facts = self._facts.of(code)
-        known = facts.guards
+        known = facts.versions
         view = FrameView(args, func)
-        failures = [guards.explain_failure(view) for guards in known]
+        failures = [version.guards.explain_failure(view) for version in known]
         reasons = [str(failure) for failure in failures if failure is not None]
         root = self._continuations.root_code(code)
-        same = same_case(failures, facts.made_for, view)
+        same = same_case(failures, [version.made_for for version in known], view)
         if same < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
-            layers = root if len(known) < self.recompile_limit else None
-            for guards in known:
-                facts.replaced |= replaced_objects(guards, view, layers)
+            layers = self._layers(code, facts)
+            for version in known:
+                facts.replaced |= replaced_objects(version.guards, view, layers)
                 if self.options.dynamic is not False:
-                    facts.sizes |= changed_sizes(guards, view)
+                    facts.sizes |= changed_sizes(version.guards, view)
             return True
         newest = reasons[-1] if reasons else "unknown"
         message = (
@@ -560,6 +573,13 @@ class CaptureContext(_frame_hook.Context):
         if not self._continuations.is_continuation(code) and facts.has_graph:
             warn_caller(message, RuntimeWarning)
         return False
+
+    def _layers(self, code: CodeType, facts: CodeFacts) -> CodeType | None:
+        """The method whose modules have a version each on a GPU: one within what is optimized, as
+        long as there are few."""
+        shared = self.calls_of_optimize > 1 and self.is_root(code)
+        few = len(facts.versions) < self.recompile_limit
+        return self._continuations.root_code(code) if few and not shared else None
 
 
 def _leave(

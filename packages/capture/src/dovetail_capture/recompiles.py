@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from dovetail_guards.clauses import ConstantIs, IdIs, TensorIs, TypeIs
+from dovetail_guards.clauses import DEAD, ConstantIs, IdIs, TensorIs, TypeIs
 from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure
 from dovetail_guards.guard_set import GuardSet
@@ -20,24 +20,44 @@ from dovetail_prims.from_real import express_strides
 
 
 @dataclass(frozen=True)
-class MadeFor:
-    """The modules that a version was made for, but those within others: where a call has them, and
-    which these were."""
+class ModuleSeen:
+    """A module that a version was made for: where a call has it, and which it was. `layer`: it is
+    one of a model's on a GPU, see `replaced_objects`."""
 
-    modules: tuple[tuple[Source, weakref.ref[torch.nn.Module]], ...]
+    place: Source
+    module: weakref.ref[torch.nn.Module]
+    layer: bool
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """The modules that a version was made for, but those within others."""
+
+    modules: tuple[ModuleSeen, ...]
 
     @staticmethod
-    def of(guards: GuardSet, view: FrameView) -> MadeFor:
-        """Those of the call that `guards` were made from."""
+    def of(guards: GuardSet, view: FrameView, method: CodeType | None) -> MadeFor:
+        """Those of the call that `guards` were made from; `method` as for `replaced_objects`."""
         clauses = (c for c in guards.clauses if isinstance(c, TypeIs))
         places = {c.source for c in clauses if issubclass(c.type_, torch.nn.Module)}
         outermost = [place for place in places if places.isdisjoint(_bases(place))]
-        return MadeFor(tuple((p, weakref.ref(evaluate(p, view))) for p in outermost))
+        found = [(place, evaluate(place, view)) for place in outermost]
+        seen = (ModuleSeen(p, weakref.ref(m), _is_layer(m, method)) for p, m in found)
+        return MadeFor(tuple(seen))
 
     def has_others(self, view: FrameView) -> bool:
         """Are there other modules in this call?"""
-        now = [(evaluate(place, view), known) for place, known in self.modules]
+        now = [(evaluate(seen.place, view), seen.module) for seen in self.modules]
         return any(isinstance(m, torch.nn.Module) and m is not known() for m, known in now)
+
+
+def gone_objects(guards: GuardSet, made_for: MadeFor) -> frozenset[str]:
+    """Where modules, parameters and functions were that have died: the next call is likely to have
+    others there."""
+    clauses = (c for c in guards.clauses if isinstance(c, IdIs) and issubclass(c.kind, _REPLACED))
+    dead = {clause.source for clause in clauses if clause.obj is DEAD}
+    layers = {seen.place for seen in made_for.modules if seen.layer}
+    return frozenset(str(s) for s in dead - layers if dead.isdisjoint(_bases(s)))
 
 
 def same_case(
