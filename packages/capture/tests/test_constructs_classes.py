@@ -82,7 +82,7 @@ def class_and_static_methods(x):
     return Point.of(x).y, Point.twice(x), Point(x).twice(x), Point(x).of(x).scale
 
 
-@construct(graphs=2, make=lambda: (torch.ones(2), Point(torch.zeros(2), 5)))
+@construct(make=lambda: (torch.ones(2), Point(torch.zeros(2), 5)))
 def changes_an_instance(x, p):
     p.x = p.x + x
     p.y += 1
@@ -257,7 +257,7 @@ def slots(x):
         return s, s.b, has
 
 
-@construct(graphs=2, make=lambda: (torch.ones(2), Slotted(3)))
+@construct(make=lambda: (torch.ones(2), Slotted(3)))
 def slots_of_an_argument(x, s):
     s.b = x * s.a
     s.a = 4

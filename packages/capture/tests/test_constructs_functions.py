@@ -286,7 +286,7 @@ def global_write(x):
     return y
 
 
-@construct(graphs=2)
+@construct()
 def global_dict_write(x):
     COUNT["calls"] += 1
     COUNT["last"] = x + 1

@@ -136,7 +136,7 @@ class Hooked(nn.Module):
         return self.a(x)
 
 
-@construct(graphs=2, make=module_and_tensor(Hooked))
+@construct(make=module_and_tensor(Hooked))
 def module_hooks(m, x):
     y = m(x)
     return y, m.seen

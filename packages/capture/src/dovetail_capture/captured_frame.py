@@ -79,12 +79,16 @@ class Way:
     blocks around what may raise, in the order of the program, what leaving them does: "nothing"
     that is to be seen, "effects", which can be replayed where the graph raises, or "no": only
     Python can tell.
+
+    `counters` are the places of ints that the frame both reads and writes (`str` of their sources):
+    these are symbolic from the start, as the next call finds others there.
     """
 
     compiling: bool = True
     inlines: bool = False
     checks: bool = True
     leaves: tuple[str, ...] = ()
+    counters: frozenset[str] = frozenset()
 
     def admits(self, row: int) -> bool:
         """May the graph hold what raises in this row of blocks? It has to be the only one, if

@@ -188,11 +188,12 @@ class ShapeEnv:
         self.undecided.add(name)
         return self._by_source.setdefault(source, e.symbol(name))
 
-    def create_int(self, hint: int, source: Source) -> e.Expr:
-        """The expression that stands for an integer input of any sign."""
+    def create_int(self, hint: int, source: Source, counts: bool = False) -> e.Expr:
+        """The expression that stands for an integer input of any sign. One that `counts` is also 0
+        and 1 in its time; any other is compiled apart for these."""
         known = self._by_source.get(source)
         if known is None:
-            if hint in (0, 1):
+            if hint in (0, 1) and not counts:
                 reason = f"{source} is {hint} in this call; 0 and 1 are compiled apart"
                 self.specializations.append(Specialization(source, hint, reason))
                 return e.constant(hint)
@@ -202,7 +203,8 @@ class ShapeEnv:
             self._least[name] = -_INF
             self.given.add(name)
             known = self._by_source[source] = e.symbol(name)
-            self._assume(rel.ge(known, 2) if hint > 1 else rel.le(known, -1), "not 0 or 1")
+            least, why = (0, "not negative") if counts else (2, "not 0 or 1")
+            self._assume(rel.ge(known, least) if hint >= least else rel.le(known, -1), why)
         return known
 
     def is_unbounded(self, value: e.Expr) -> bool:

@@ -25,12 +25,13 @@ from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter import effects, generators, iterator_recipes, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
+from dovetail_capture.interpreter.counters import counters
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.handlers import handlers_of
 from dovetail_capture.interpreter.input_relations import relate_inputs
 from dovetail_capture.interpreter.late_reads import share_memory
 from dovetail_capture.interpreter.machine import Interpreter
-from dovetail_capture.interpreter.protocols.class_attributes import MISSING
+from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
 from dovetail_capture.interpreter.session import Session
@@ -59,6 +60,7 @@ _GUARDED_STATE = (
 # What fills the stack of a continuation, besides the loads of its parameters.
 _PROLOGUE = ("PUSH_NULL", "EXTENDED_ARG", "PUSH_EXC_INFO", "POP_TOP", "COPY", "DELETE_FAST")
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
+_MOST_ROUNDS = 3  # in which ints are found that the frame both reads and writes
 
 
 def capture_frame(
@@ -82,7 +84,7 @@ def capture_frame(
 
     with collector_paused():
         try:
-            return _capture(attempt, getattr(options, "exports", False))
+            return _with_counters(attempt, getattr(options, "exports", False))
         finally:
             for one in attempts:
                 one.let_go()
@@ -114,10 +116,27 @@ def leave_frame(
     return None
 
 
-def _capture(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -> CapturedFrame:
+def _with_counters(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -> CapturedFrame:
+    """Capture a frame; again with the ints symbolic that it both reads and writes, if that does
+    not end it earlier."""
+    best = _capture(new_attempt, exports, Way())
+    for _ in range(_MOST_ROUNDS):
+        found = counters(best.attempt.session)
+        if not found:
+            break
+        try:
+            other = _capture(new_attempt, exports, Way(counters=best.counters | found))
+        except NotCapturable:
+            break
+        if other.stop_at != best.stop_at:
+            break
+        best = other
+    return best.attempt.finish(best.end, best.break_)
+
+
+def _capture(new_attempt: Callable[[int, Way], _Attempt], exports: bool, way: Way) -> _Captured:
     stop_at = -1
     break_: GraphBreak | None = None
-    way = Way()
     while True:
         attempt = new_attempt(stop_at, way)
         outcome = attempt.run()
@@ -153,7 +172,7 @@ def _capture(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -> Capt
                 break_ = outcome.graph_break
             stop_at = outcome.step
             continue
-        return attempt.finish(outcome, break_ if stop_at >= 0 else None)
+        return _Captured(attempt, outcome, break_ if stop_at >= 0 else None, stop_at)
 
 
 def _leaves(new_attempt: Callable[[int, Way], _Attempt], stop_at: int, way: Way, rows: int) -> Way:
@@ -185,6 +204,23 @@ class _End:
         self.end = end
 
 
+class _Captured:
+    """An attempt that came to its end, and the break where that was, at `stop_at`."""
+
+    def __init__(
+        self, attempt: _Attempt, end: _End, break_: GraphBreak | None, stop_at: int
+    ) -> None:
+        self.attempt = attempt
+        self.end = end
+        self.break_ = break_
+        self.stop_at = stop_at
+
+    @property
+    def counters(self) -> frozenset[str]:
+        """The ints that were symbolic from the start."""
+        return self.attempt.way.counters
+
+
 class _Attempt:
     """One run over the frame. `stop_at` is the step of the top frame to end before, or -1; `error`
     is what an operation raises where it is asked what leaving its blocks does."""
@@ -211,6 +247,7 @@ class _Attempt:
         self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.session.compiling = way.compiling
+        self.session.shapes.counters = way.counters
         self.session.inlines_functions = way.inlines
         self.session.checks.allowed = way.checks and not self.session.exports
         self.session.checks.way = way
@@ -414,6 +451,8 @@ class _Attempt:
         for (cls, name), attr in self.vm.class_reads.items():
             if not cls.__flags__ & _IMMUTABLE_TYPE and id(cls) not in self.session.stand_ins:
                 present = attr is not MISSING
+                if type(attr) in (int, float) and guard_number(self.vm, cls, name):
+                    continue
                 row = (name, attr if present else None, present)
                 by_class.setdefault(cls, []).append(row)
         for cls, rows in by_class.items():

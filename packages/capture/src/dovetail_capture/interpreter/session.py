@@ -126,6 +126,7 @@ class Session:
         self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
         # ids of the instance dictionaries of known objects -> their values
         self.instance_dicts: dict[int, DictValue] = {}
+        self.symbolic_keys = False  # is a symbolic int a key of a dictionary?
         self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
         # What a program learns that asks whether it is compiled, and whether one did.
         self.compiling, self.asked_compiling = True, False
@@ -243,6 +244,14 @@ class Session:
         if self.sealed:
             raise RuntimeError(f"{source} is asked for when the guards are made")
         self.clauses[self._types[id(source)]] = c.ConstantIs(source, real)
+
+    def guarded_ints(self) -> dict[int, int]:
+        """The ints that existed before and whose value is guarded, by the ids of their sources."""
+        found = {}
+        for place, constant in self._constants.items():
+            if constant.unread is None and type(constant.value) is int:
+                found[place] = constant.value
+        return found
 
     def pin(self, source: Source, obj: Any) -> None:
         """Guard that `source` gives this very object."""

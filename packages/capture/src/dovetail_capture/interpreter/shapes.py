@@ -27,6 +27,9 @@ class InputShapes:
         self.plain_floats: bool = self.static or getattr(options, "plain_floats", False)
         self.changed: frozenset[tuple[str, int]] = getattr(options, "dynamic_sizes", frozenset())
         self.changed_names = frozenset(name for name, _ in self.changed)
+        self.counters: frozenset[str] = (
+            frozenset()
+        )  # ints that the frame writes where it reads them
         self.marked: list[tuple[str, int, Source]] = []  # symbol, dimension, tensor
 
     def sizes_of(self, real: torch.Tensor, source: Source) -> list[Any] | None:
@@ -104,18 +107,20 @@ class InputShapes:
         if self.static:
             return real
         name = str(source)
+        counts = name in self.counters and type(real) is int
         is_argument = type(source) is LocalSource or (
             type(source) is ItemSource and type(source.base) is LocalSource
         )
-        if (name, -1) not in self.changed and not (self.dynamic is True and is_argument):
-            return real
+        if not counts and (name, -1) not in self.changed:
+            if not (self.dynamic is True and is_argument):
+                return real
         if isinstance(real, int) and not -(2**62) < real < 2**62:
             return real  # guards could not compute with it, in 64 bits
         if isinstance(real, float):
             if self.plain_floats:
                 return real
             return self.env.symfloat(self.env.create_float(real, source))
-        return self.env.symint(self.env.create_int(real, source))
+        return self.env.symint(self.env.create_int(real, source, counts))
 
     def is_loose(self, stride: torch.SymInt, place: StrideSource) -> bool:
         """Is the stride at `place` a symbol of its own?"""

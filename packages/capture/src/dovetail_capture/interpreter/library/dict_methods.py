@@ -28,7 +28,6 @@ from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
     TupleValue,
-    hash_key,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +42,8 @@ def _dict(vm: Interpreter, value: Value) -> DictValue:
 
 
 def dict_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    value = dicts.get(vm, _dict(vm, args[0]), hash_key(args[1]))
+    dictionary = _dict(vm, args[0])
+    value = dicts.get(vm, dictionary, dicts.key_of(vm, dictionary, args[1]))
     if value is not None:
         return value
     return args[2] if len(args) > 2 else kwargs.get("default", NONE)
@@ -51,7 +51,7 @@ def dict_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def dict_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
-    value = dicts.get(vm, dictionary, hash_key(args[1]))
+    value = dicts.get(vm, dictionary, dicts.key_of(vm, dictionary, args[1]))
     if value is None and args[0] is not dictionary:
         handler = operands.dunder(vm, args[0], "__missing__")
         if handler is not None:
@@ -66,7 +66,7 @@ def dict_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def dict_setdefault(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
-    value = dicts.get(vm, dictionary, hash_key(args[1]))
+    value = dicts.get(vm, dictionary, dicts.key_of(vm, dictionary, args[1]))
     if value is None:
         value = args[2] if len(args) > 2 else NONE
         dicts.put(vm, dictionary, args[1], value)
@@ -75,7 +75,7 @@ def dict_setdefault(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def dict_pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
-    key = hash_key(args[1])
+    key = dicts.key_of(vm, dictionary, args[1])
     value = dicts.get(vm, dictionary, key)
     if value is None:
         if len(args) > 2:
@@ -94,7 +94,7 @@ def dict_popitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     last = vm.truth(flag)
     key, value = pairs[-1 if last else 0]
     ordered = issubclass(dictionary.cls, collections.OrderedDict)
-    dicts.delete(vm, dictionary, hash_key(key), "pop" if ordered else "popitem")
+    dicts.delete(vm, dictionary, dicts.key_of(vm, dictionary, key), "pop" if ordered else "popitem")
     return TupleValue([key, value])
 
 
@@ -134,7 +134,7 @@ def dict_clear(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def dict_move_to_end(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     dictionary = _dict(vm, args[0])
     entries = dicts.materialise(vm, dictionary)
-    key = hash_key(args[1])
+    key = dicts.key_of(vm, dictionary, args[1])
     if key not in entries:
         vm.raise_exception(KeyError, [args[1]])
     last = vm.truth(args[2]) if len(args) > 2 else vm.truth(kwargs.get("last", Constant(True)))

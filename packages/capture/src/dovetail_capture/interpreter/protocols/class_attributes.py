@@ -7,7 +7,8 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dovetail_guards.clauses import MRO, ConstantIs, LengthIs
+from dovetail_guards.clauses import MRO, ConstantIs, LengthIs, TypeIs
+from dovetail_guards.source import AttrSource
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -43,6 +44,24 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
         vm.class_reads.setdefault(key, found[1])
         vm.classes_read[cls] = None
     return found
+
+
+def guard_number(vm: Interpreter, cls: type, name: str) -> bool:
+    """Guard of a number that a class has, or a base of it, only where it is and its type, if that
+    is enough: its value is guarded where it is used. (A program may count in a class.)"""
+    if type(cls) is not type:
+        return False  # its class may say otherwise what its attributes are
+    owners = (o for o in cls.__mro__ if name in type.__dict__["__dict__"].__get__(o))
+    owner = next(owners)
+    value = vm.class_attribute_values.get((owner, name))
+    if value is None or not isinstance(value.source, AttrSource):
+        return False
+    session = vm.session
+    place = session.sources.attr(session.sources.held(cls), name)
+    if owner is not cls:
+        session.guard(TypeIs, place, type(owner.__dict__[name]))
+        session.same(place, value.source)
+    return True
 
 
 def read_mro(vm: Interpreter, cls: type) -> tuple[type, ...]:
@@ -177,6 +196,8 @@ def _find_class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value
             return BoundMethod(vm.wrap_class_attr(meta_owner, name, meta_attr), obj)
         if type(meta_attr) in C_METHODS:
             return NativeMethod(meta_attr, obj, name)
+        if type(meta_attr) in (int, float):
+            return vm.wrap_class_attr(meta_owner, name, meta_attr)
         found = _of_own_getter(vm, meta_attr, obj, meta)
         return vm.held(getattr(cls, name)) if found is None else found
     return None

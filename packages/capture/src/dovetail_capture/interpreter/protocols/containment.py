@@ -39,7 +39,7 @@ def _error_of_containment(cls: type) -> TypeError:
 def contains(vm: Interpreter, container: Value, item: Value) -> bool:
     """`item in container`."""
     if isinstance(container, DictValue):
-        return dicts.contains(vm, container, hash_key(item))
+        return dicts.contains(vm, container, dicts.key_of(vm, container, item))
     if isinstance(container, SetValue):
         return hash_key(item) in container.items
     if isinstance(container, DictView) and container.kind == "keys":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
+from numbers import Number
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,12 @@ from dovetail_guards.evaluate import ordered_keys
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
-from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    IdentityKey,
+    SymbolicKey,
+    hash_key,
+)
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
@@ -28,6 +35,61 @@ def _by_identity(key: Any) -> bool:
     return isinstance(key, IdentityKey) or (
         isinstance(key, tuple) and any(_by_identity(part) for part in key)
     )
+
+
+def key_of(vm: Interpreter, dictionary: DictValue, key: Value) -> Any:
+    """The hash key of `key` in a dictionary. That of a symbolic int is one of the keys that are
+    known, or another than each of them, which is guarded."""
+    if SymbolicKey.fits(key):
+        vm.session.symbolic_keys = True
+        hashed: Any = SymbolicKey(key)
+        if hashed in dictionary.entries:
+            return hashed
+    else:
+        hashed = hash_key(key)
+        if not vm.session.symbolic_keys:
+            return hashed
+    return _known_key(hashed, (*dictionary.entries, *dictionary.deleted))
+
+
+def _known_key(key: Any, known: Iterable[Any]) -> Any:
+    """The one of these keys that is equal to `key`, or `key`. At least one of two that are compared
+    is symbolic."""
+    symbolic = type(key) is SymbolicKey
+    if not symbolic and not _is_number(key):
+        return key
+    for other in known:
+        if type(other) is SymbolicKey:
+            if other.is_number(key):
+                return other
+        elif symbolic and _is_number(other):
+            if type(other) not in _NUMBERS:  # its class may say what it is equal to
+                return key.number.concrete()
+            if key.is_number(other):
+                return other
+    return key
+
+
+_NUMBERS = (bool, int, float)
+
+
+def _is_number(key: Any) -> bool:
+    return isinstance(key, Number) or hasattr(type(key), "__index__")
+
+
+def _settled(vm: Interpreter, dictionary: DictValue, key: Any) -> Any:
+    """A key of which it is known whether a dictionary that existed before has it. Of a symbolic one
+    that is so if it is none of the keys, as long as there are few; or else of the number it is."""
+    if type(key) is not SymbolicKey or dictionary.origin is None:
+        return key
+    if key in dictionary.entries or key in dictionary.deleted:
+        return key
+    if len(dictionary.origin) > _FEW_KEYS:
+        return key.number.concrete()
+    return _known_key(key, materialise(vm, dictionary))
+
+
+_FEW_KEYS = 8  # that a symbolic one is compared with
 
 
 def _resolve(vm: Interpreter, dictionary: DictValue, key: Any) -> Value:
@@ -56,6 +118,7 @@ def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
     """The value at hash key `key`, or None if the key is absent."""
     if dictionary.origin is not None and _by_identity(key):
         materialise(vm, dictionary)
+    key = _settled(vm, dictionary, key)
     if key in dictionary.entries:
         return _resolve(vm, dictionary, key)
     origin = dictionary.origin
@@ -87,6 +150,7 @@ def contains(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
     """Is hash key `key` in the dictionary? Guards presence only, not the value."""
     if dictionary.origin is not None and _by_identity(key):
         materialise(vm, dictionary)
+    key = _settled(vm, dictionary, key)
     if key in dictionary.entries:
         return True
     if dictionary.origin is None or key in dictionary.deleted:
@@ -108,7 +172,12 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
     session = vm.session
     whole: dict[Any, tuple[Value, Any]] = {}
     real_keys = ordered_keys(origin)
-    left = {hash_key(key) for how, key in dictionary.moves if how != "put"}  # some are back
+    moved = [key for how, key in dictionary.moves if how != "put"]  # some are back
+    left = {SymbolicKey(key) if SymbolicKey.fits(key) else hash_key(key) for key in moved}
+    symbolic: list[Any] = []
+    if session.symbolic_keys:
+        own = (*dictionary.entries, *dictionary.deleted, *left)
+        symbolic = [key for key in own if type(key) is SymbolicKey]
     if dictionary.is_instance_dict:
         guarded = session.sources.attr(source, "__dict__")
         session.guard(c.DictKeysAre, guarded, tuple(real_keys))
@@ -130,6 +199,8 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
             key_value = vm.wrap(real_key, session.sources.key(source, index))
             hashed = hash_key(key_value)
             child = session.sources.item(source, real_key)
+        if symbolic:
+            hashed = _known_key(hashed, symbolic)
         if hashed in dictionary.deleted or hashed in left:
             continue
         read = dictionary.read.get(hashed)
@@ -144,7 +215,7 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
 
 
 def _is_plain_key(key: Any) -> bool:
-    return isinstance(key, (str, int, float, bool, bytes, type(None), type)) or (
+    return isinstance(key, (str, int, float, bool, bytes, type(None), type, SymbolicKey)) or (
         isinstance(key, tuple) and all(_is_plain_key(part) for part in key)
     )
 
@@ -160,7 +231,7 @@ def _look_at_keys(vm: Interpreter, dictionary: DictValue, key: Any) -> None:
 
 def put(vm: Interpreter, dictionary: DictValue, key: Value, value: Value) -> None:
     """`dictionary[key] = value`."""
-    hashed = hash_key(key)
+    hashed = key_of(vm, dictionary, key)
     _look_at_keys(vm, dictionary, hashed)
     known = dictionary.entries.get(hashed)
     if known is None and dictionary.source is not None:
@@ -172,13 +243,15 @@ def put(vm: Interpreter, dictionary: DictValue, key: Value, value: Value) -> Non
 
 def delete(vm: Interpreter, dictionary: DictValue, key: Any, how: str = "pop") -> bool:
     """`del dictionary[key]` by hash key, or what `how` says; False if it is absent."""
+    key = _settled(vm, dictionary, key)
     _look_at_keys(vm, dictionary, key)
     present = contains(vm, dictionary, key)
     if not present:
         return False
     known = dictionary.entries.pop(key, None)
     move(dictionary, how, Constant(key) if known is None else known[0])
-    if dictionary.origin is not None and key in dictionary.origin:
+    origin = dictionary.origin
+    if origin is not None and (type(key) is SymbolicKey or key in origin):
         dictionary.deleted.add(key)
     dictionary.mutated = True
     return True
@@ -217,7 +290,7 @@ def keys(vm: Interpreter, dictionary: DictValue) -> list[Value]:
 
 def lookup(vm: Interpreter, dictionary: DictValue, key: Value) -> Value:
     """`dictionary[key]`, with a defaultdict's factory and KeyError."""
-    value = get(vm, dictionary, hash_key(key))
+    value = get(vm, dictionary, key_of(vm, dictionary, key))
     if value is not None:
         return value
     factory = dictionary.default_factory

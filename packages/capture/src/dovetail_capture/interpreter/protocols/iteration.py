@@ -25,7 +25,6 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     SetValue,
     TupleValue,
-    hash_key,
 )
 from dovetail_capture.interpreter.values.functions import (
     GeneratorValue,
@@ -233,7 +232,7 @@ def _dict_items(
         if kind == "keys":
             yield value
         else:
-            item = dicts.get(vm, dictionary, hash_key(value))
+            item = dicts.get(vm, dictionary, dicts.key_of(vm, dictionary, value))
             assert item is not None
             yield item if kind == "values" else TupleValue([value, item])
 

@@ -33,7 +33,6 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     SliceValue,
     TupleValue,
-    hash_key,
 )
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -204,7 +203,7 @@ def delitem(vm: Interpreter, obj: Value, key: Value) -> None:
         obj.left += 1
         del obj.items[index]
     elif isinstance(obj, DictValue):
-        if not dicts.delete(vm, obj, hash_key(key)):
+        if not dicts.delete(vm, obj, dicts.key_of(vm, obj, key)):
             vm.raise_exception(KeyError, [key])
     else:
         _call_special(vm, obj, "__delitem__", [key], "item deletion")

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeGuard
 
 from dovetail_guards.source import Source
 
@@ -130,6 +130,37 @@ class IdKey(IdentityKey):
 
     __slots__ = ()
     __hash__ = IdentityKey.__hash__
+
+
+class SymbolicKey:
+    """Hash key of a symbolic int: equal to those of the same expression. Whether it is one of the
+    other keys of a dictionary, `dicts.key_of` decides."""
+
+    __slots__ = ("expr", "number")
+
+    def __init__(self, number: SymbolicNumber) -> None:
+        self.number = number
+        self.expr = number.value.node.expr
+
+    @staticmethod
+    def fits(value: Value) -> TypeGuard[SymbolicNumber]:
+        """Is it an int that may stay symbolic as a key?"""
+        if not isinstance(value, SymbolicNumber) or value.python_type() is not int:
+            return False
+        return value.value.node.hint is not None
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is SymbolicKey and bool(other.expr == self.expr)
+
+    def is_number(self, other: Any) -> bool:
+        """Is it that number (or that of another such key)? The answer is guarded."""
+        if type(other) is SymbolicKey:
+            return bool(self.number.value == other.number.value)
+        whole = isinstance(other, (int, float)) and other == other // 1
+        return whole and bool(self.number.value == int(other))
 
 
 def hash_key(value: Value) -> Any:

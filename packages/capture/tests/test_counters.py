@@ -1,0 +1,245 @@
+"""Ints that a compiled frame both reads and writes: counters on modules, classes and in containers.
+
+What a call writes, the next one reads: that must not be another version of the frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from dovetail_capture import optimize
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+CALLS = 6
+
+
+class Counting:
+    """A backend that counts its graphs."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, gm: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+        return gm.forward
+
+
+def step_count() -> tuple[Any, Any]:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.step += 1
+            return x * 0.5**self.step
+
+    layer = Layer()
+    return layer, lambda: layer.step
+
+
+def bias_correction() -> tuple[Any, Any]:
+    state = {"step": 0, "betas": (0.9, 0.999)}
+
+    def fn(x: Tensor) -> Tensor:
+        state["step"] += 1
+        first, second = (1 - beta ** state["step"] for beta in state["betas"])
+        return x / first * second**0.5
+
+    return fn, lambda: dict(state)
+
+
+def list_item() -> tuple[Any, Any]:
+    counts = [3, 0]
+
+    def fn(x: Tensor) -> Tensor:
+        counts[1] += 2
+        return x + counts[1] - counts[0]
+
+    return fn, lambda: list(counts)
+
+
+def closure() -> tuple[Any, Any]:
+    count = 0
+
+    def fn(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return x + count
+
+    return fn, lambda: count
+
+
+GLOBAL = 0
+
+
+def module_global() -> tuple[Any, Any]:
+    global GLOBAL
+    GLOBAL = 0
+
+    def fn(x: Tensor) -> Tensor:
+        global GLOBAL
+        GLOBAL += 1
+        return x * GLOBAL
+
+    return fn, lambda: GLOBAL
+
+
+def slot() -> tuple[Any, Any]:
+    class State:
+        __slots__ = ("count",)
+
+    state = State()
+    state.count = 1
+
+    def fn(x: Tensor) -> Tensor:
+        state.count += 1
+        return x + state.count
+
+    return fn, lambda: state.count
+
+
+def two_in_a_chain() -> tuple[Any, Any]:
+    class State:
+        now, before = 5, 4
+
+    state = State()
+    state.now, state.before = 5, 3
+
+    def fn(x: Tensor) -> Tensor:
+        gap = state.now - state.before
+        state.before = state.now
+        state.now += 1
+        return x + gap
+
+    return fn, lambda: (state.now, state.before)
+
+
+def downwards() -> tuple[Any, Any]:
+    state = {"left": 100}
+
+    def fn(x: Tensor) -> Tensor:
+        state["left"] -= 1
+        return x + 1 if state["left"] > 0 else x
+
+    return fn, lambda: dict(state)
+
+
+CASES = [
+    step_count, bias_correction, list_item, closure, module_global, slot, two_in_a_chain, downwards,
+]  # fmt: skip
+
+
+def check(case: Callable[[], tuple[Any, Any]], graphs: int = 1, **options: Any) -> None:
+    """Compare values, what is left and errors of each call with those of eager."""
+    backend = Counting()
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def run(compiled: bool) -> list[Any]:
+        fn, left = case()
+        call = optimize(fn, backend, **options) if compiled else fn
+        found = []
+        for _ in range(CALLS):
+            found.append((call(x), left()))
+        return found
+
+    eager, ours = run(False), run(True)
+    for (wanted, left), (given, ours_left) in zip(eager, ours, strict=True):
+        torch.testing.assert_close(given, wanted)
+        assert ours_left == left
+    assert backend.graphs <= graphs, backend.graphs
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_counter_is_one_graph(case: Callable[[], tuple[Any, Any]]) -> None:
+    check(case, fullgraph=True)
+
+
+def class_attribute() -> tuple[Any, Any]:
+    class Base:
+        made = 0
+
+    class Layer(Base):
+        def number(self) -> int:
+            Base.made += 1
+            return self.made if Base.made < 0 else 7
+
+    layer = Layer()
+
+    def fn(x: Tensor) -> Tensor:
+        number = Layer.made
+        Base.made += 1
+        return x + number + 1
+
+    return fn, lambda: (Base.made, layer.made)
+
+
+def dict_key() -> tuple[Any, Any]:
+    seen: dict[Any, Any] = {"first": 0}
+    state = {"step": 0}
+
+    def fn(x: Tensor) -> Tensor:
+        state["step"] += 1
+        seen[state["step"]] = state["step"] * 2
+        seen["last"] = state["step"]
+        return x + seen[state["step"]]
+
+    return fn, lambda: list(seen.items())
+
+
+def dict_key_that_is_there() -> tuple[Any, Any]:
+    state = {"step": 0}
+
+    def fn(x: Tensor) -> Tensor:
+        state["step"] += 1
+        table = {0: "a", 3: "b", "c": 4, 2.5: "d", None: "e"}
+        table[state["step"]] = "new"
+        return x + len(table)
+
+    return fn, lambda: dict(state)
+
+
+def dict_key_that_goes() -> tuple[Any, Any]:
+    state, table = {"step": 0}, {1: "a", 5: "b"}
+
+    def fn(x: Tensor) -> Tensor:
+        state["step"] += 1
+        table[state["step"]] = "new"
+        there = state["step"] in table
+        del table[state["step"]]
+        gone = state["step"] not in table
+        return x + there + 2 * gone + (table.pop(state["step"] + 10, "none") == "none")
+
+    return fn, lambda: (state["step"], list(table.items()))
+
+
+def dict_keys_of_one_expression() -> tuple[Any, Any]:
+    state = {"step": 0}
+
+    def fn(x: Tensor) -> tuple[Tensor, Any]:
+        state["step"] += 1
+        step = state["step"]
+        table = {step: 1, step + 1: 2, step + 1 - 1: 3, 2 * step: 4, True: 5}
+        table.setdefault(step, 6)
+        return x + len(table), table
+
+    return fn, lambda: dict(state)
+
+
+@pytest.mark.parametrize("case", [class_attribute, dict_key], ids=lambda case: case.__name__)
+def test_counter_elsewhere_is_one_graph(case: Callable[[], tuple[Any, Any]]) -> None:
+    check(case, fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "graphs"),
+    [(dict_key_that_is_there, 2), (dict_key_that_goes, 4), (dict_keys_of_one_expression, 2)],
+    ids=lambda case: getattr(case, "__name__", None),
+)
+def test_key_that_may_be_another(case: Callable[[], tuple[Any, Any]], graphs: int) -> None:
+    """A version for each number among the keys that the symbolic one may be."""
+    check(case, graphs, fullgraph=True)
