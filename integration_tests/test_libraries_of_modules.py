@@ -129,6 +129,27 @@ def test_functions_are_compiled_as_their_module() -> None:
     assert loaded == context.settings | own and not own["fullgraph"]
 
 
+def test_compiled_again_with_the_same_arguments() -> None:
+    """Lightning Fabric: unwrapped, wrapped in a module of its own, and compiled as before."""
+    module: Any = dovetail.compile(Net(), backend="eager", dynamic=False)
+    again: Any = dovetail.compile(Outer(module._orig_mod), **module._compile_kwargs)
+    assert again(torch.ones(3, 2)).shape == (3, 1)
+    assert again.dynamo_ctx.settings["dynamic"] is False
+    module._compile_kwargs = {"backend": "eager"}  # as Fabric notes them
+    assert module._compile_kwargs == {"backend": "eager"}
+
+
+def test_names_for_those_who_count_on_the_prefix() -> None:
+    """PEFT: where there is an `_orig_mod`, names of a state dict begin with it."""
+    asking: dict[str, Any] = {"__name__": "peft.utils.hotswap"}
+    exec("def missing(model): return set(model.state_dict())", asking)
+    module = compiled()
+    missing = asking["missing"](module)
+    for name in module.state_dict():
+        missing.remove(f"_orig_mod.{name}")
+    assert not missing
+
+
 @PREFIXED
 @pytest.mark.parametrize("nested", [False, True])
 def test_distributed_checkpoints(prefix: bool, nested: bool) -> None:

@@ -122,6 +122,20 @@ switched_function(PyObject *self, PyObject *Py_UNUSED(ignored))
     return Py_NewRef(((Switched *)self)->function);
 }
 
+static PyObject *
+switched_repr(PyObject *self)
+{
+    Switched *switched = (Switched *)self;
+    int entered = Py_ReprEnter(self);
+    if (entered != 0) {
+        return entered < 0 ? NULL : PyUnicode_FromString("...");
+    }
+    const char *kind = switched->context == NULL ? "<disabled %R>" : "<optimized %R>";
+    PyObject *text = PyUnicode_FromFormat(kind, switched->function);
+    Py_ReprLeave(self);
+    return text;
+}
+
 static PyMethodDef switched_methods[] = {
     {"__copy__", switched_copy, METH_NOARGS, "The wrapper itself."},
     {"__deepcopy__", switched_deepcopy, METH_O, "The wrapper of a deep copy."},
@@ -150,6 +164,7 @@ static PyTypeObject SwitchedType = {
                 | Py_TPFLAGS_METHOD_DESCRIPTOR,
     .tp_new = switched_new,
     .tp_call = PyVectorcall_Call,
+    .tp_repr = switched_repr,
     .tp_vectorcall_offset = offsetof(Switched, vectorcall),
     .tp_traverse = (traverseproc)switched_traverse,
     .tp_clear = (inquiry)switched_clear,

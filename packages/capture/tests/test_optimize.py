@@ -389,6 +389,8 @@ def test_wrapper_keeps_name_and_signature():
 
     optimized = dc.optimize(named, Counting())
     assert optimized.__name__ == "named" and optimized.__doc__ == "Doc."
+    assert repr(optimized) == f"<optimized {named!r}>"
+    assert optimized.__code__ is named.__code__ and optimized.__globals__ is globals()
     assert str(inspect.signature(optimized)) == "(x, k=1)"
 
     class Owner:

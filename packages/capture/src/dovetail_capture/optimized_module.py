@@ -31,6 +31,8 @@ _READS_NAMES = frozenset(
         "pytorch_lightning.strategies.model_parallel",
     }
 )
+# Code that expects names as torch.compile's wrapper gives them of whatever has an `_orig_mod`.
+_EXPECTS_PREFIX = frozenset({"peft.utils.hotswap"})
 
 
 def _torchs_class() -> type | None:
@@ -144,7 +146,7 @@ class OptimizedModule(torch.nn.Module):
     def __class__(self) -> type:
         """torch.compile's class where it is loaded, for `isinstance`; `type` tells the own one."""
         theirs = _torchs_class()
-        return type(self) if theirs is None or self._answers_for_itself() else theirs
+        return type(self) if theirs is None or self._is_asked_by(_READS_NAMES) else theirs
 
     @__class__.setter
     def __class__(self, value: type) -> None:
@@ -158,10 +160,9 @@ class OptimizedModule(torch.nn.Module):
             value = type(value)(value.__name__, bases, content)
         object.__dict__["__class__"].__set__(self, value)
 
-    def _answers_for_itself(self) -> bool:
-        """Whether the code that asks for the class, two frames up, looks for names as
-        torch.compile's wrapper gives them."""
-        return sys._getframe(2).f_globals.get("__name__") in _READS_NAMES
+    def _is_asked_by(self, modules: frozenset[str]) -> bool:
+        """Whether code of one of these modules is what calls, two frames up."""
+        return sys._getframe(2).f_globals.get("__name__") in modules
 
     @property
     def dynamo_ctx(self) -> SameSettings:
@@ -200,6 +201,8 @@ class OptimizedModule(torch.nn.Module):
             return Submodules(self)
         if name == "__signature__":  # of the module itself
             return inspect.signature(self._orig_mod.forward)
+        if name == "_compile_kwargs":  # what Lightning Fabric compiles the module with again
+            return getattr(self._orig_mod, name, None) or self._arguments()
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -289,6 +292,8 @@ class OptimizedModule(torch.nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's state dict."""
+        if self._is_asked_by(_EXPECTS_PREFIX):
+            kwargs.setdefault("prefix", f"{INNER}.")
         return self._orig_mod.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -312,6 +317,12 @@ class OptimizedModule(torch.nn.Module):
         return INNER not in self._modules and names.has_inner_names(state_dict, prefix)
 
     # --- copies ---
+
+    def _arguments(self) -> dict[str, Any]:
+        """What torch.compile takes of the backend and the settings."""
+        settings = self.capture_context.settings
+        taken = {name: settings[name] for name in ("fullgraph", "dynamic")}
+        return {"backend": self.capture_context.backend, **taken}
 
     def _settings(self) -> dict[str, Any]:
         """What `optimize` was told beside the module and the backend."""
@@ -363,7 +374,7 @@ class PrefixedModule(OptimizedModule):
             return self._modules[INNER]
         return super().__getattr__(name)
 
-    def _answers_for_itself(self) -> bool:
+    def _is_asked_by(self, modules: frozenset[str]) -> bool:
         return False
 
     def _fqn_modifiers(self) -> dict[str, str]:

@@ -72,7 +72,7 @@ _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): _is_compiling,
     # Code that is captured is none of those that it tells.
-    ("dovetail_capture.optimized_module", "OptimizedModule._answers_for_itself"): (
+    ("dovetail_capture.optimized_module", "OptimizedModule._is_asked_by"): (
         lambda vm, args, kw: Constant(False)
     ),
     ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,
