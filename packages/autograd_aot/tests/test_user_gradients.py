@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -227,6 +228,47 @@ def test_view_by_a_function_of_the_user_is_one_that_nobody_may_write_to() -> Non
         for number in (0, 1, 4):
             with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
                 outputs[number].mul_(2)
+
+
+class Same(torch.autograd.Function):
+    """What it is given, as it is, with the gradient doubled."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+def _same_and_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    same = Same.apply(x * 1)
+    return same, same[0]
+
+
+PROTECTED: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "as it is": lambda x: (Same.apply(x * 1),),
+    "a view": lambda x: (Doubling.apply(x * 1),),
+    "a part of a view": lambda x: (Doubling.apply(x * 1)[1:],),
+    "with a part": _same_and_part,
+    "a function of a view": lambda x: (Same.apply((x * 1).view(4)),),
+    "one of several": lambda x: ((x * 1).split(1)[0],),
+}
+
+
+@pytest.mark.parametrize("name", PROTECTED)
+def test_a_view_alone_in_its_memory_that_nobody_may_write_to(name: str) -> None:
+    fn = PROTECTED[name]
+    run = aot_compile(as_graph(fn, 1), [_history()], forward_compiler=run_fx)
+    found = []
+    for call in (fn, run):
+        x = _history()
+        first, *_ = call(x)
+        found.append(torch.autograd.grad(first.exp().sum(), (x, first), retain_graph=True))
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            first.mul_(3)
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_gradients_by_way_of_a_view_by_a_function_of_the_user() -> None:

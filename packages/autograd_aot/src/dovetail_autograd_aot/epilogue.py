@@ -177,4 +177,4 @@ def _set(tensor: torch.Tensor, other: torch.Tensor) -> None:
 def _is_plain(info: OutputInfo) -> bool:
     leaf = info.requires_grad and info.is_leaf
     fresh = info.kind is OutputKind.FRESH and info.memory is None and info.truth is None
-    return fresh and not leaf and not info.lost
+    return fresh and not leaf and not info.lost and not info.protected

@@ -43,8 +43,8 @@ def gradient_points(
             tensors.append(primals[primal])
         else:
             output = _output_of(result.infos, index)
-            by_user = output is not None and result.infos[output].by_user
-            source = PointSource.OUTPUT if by_user else PointSource.RESULT
+            seen = output is not None and result.infos[output].protected
+            source = PointSource.OUTPUT if seen else PointSource.RESULT
             point = GradientPoint(index, output, None, source)
             tensors.append(root)
         found.append(point)

@@ -83,8 +83,8 @@ class OutputInfo:
     user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
     same base that it was taken of, through which its gradient goes. `of_reshaped`: it is taken of
     an input after that has changed its shape in place, `of_set`: after a `set_`. `by_user`: for
-    autograd, what has a `memory` is a view of it that a Function of the user's made, which nobody
-    may write to.
+    autograd, it is a view that a Function of the user's made, or a view of one, which nobody may
+    write to: one that has a `memory`, of that.
     """
 
     kind: OutputKind
@@ -105,6 +105,11 @@ class OutputInfo:
     of_reshaped: bool = False
     of_set: bool = False
     by_user: bool = False
+
+    @property
+    def protected(self) -> bool:
+        """Whether autograd lets nobody write to it."""
+        return self.requires_grad and not self.is_leaf and (self.by_user or self.several)
 
     def lies_in(self, forward: int) -> bool:
         """Whether it is another tensor in the memory of forward output number `forward`."""

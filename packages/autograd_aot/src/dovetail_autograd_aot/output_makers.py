@@ -163,6 +163,8 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
             return _in_memory(info, signature)
         if info.requires_grad and info.is_leaf:
             return lambda inputs, results, outputs: results[base].detach().requires_grad_()
+        if info.protected:
+            return _protected_maker(info)
         return lambda inputs, results, outputs: results[base]
     if info.detached is not None:
         return _detached_maker(info, signature)
@@ -173,9 +175,7 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
     from_input = info.kind is OutputKind.VIEW_OF_INPUT
     tracked = info.requires_grad and not info.is_leaf
     leaf = info.requires_grad and info.is_leaf
-    several = info.several
-    set_creation_meta = torch._C._autograd._set_creation_meta
-    one_of_several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
+    protect = _protection(info)
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         origin = (inputs if from_input else results)[base]
@@ -185,11 +185,38 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
         elif not info.view:
             tensor = tensor.view_as(tensor)
         tensor = view(tensor, results, origin, outputs)
-        if several and tensor._is_view():
-            set_creation_meta(tensor, one_of_several)
+        if protect is not None:
+            protect(tensor)
         return tensor.requires_grad_() if leaf else tensor
 
     return regenerate
+
+
+def _protection(info: OutputInfo) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What marks a view as one that autograd lets nobody write to, if it is."""
+    kinds = torch._C._autograd.CreationMeta
+    if not info.by_user and not info.several:
+        return None
+    kind = kinds.IN_CUSTOM_FUNCTION if info.by_user else kinds.MULTI_OUTPUT_NODE
+
+    def protect(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor._is_view():
+            torch._C._autograd._set_creation_meta(tensor, kind)
+        return tensor
+
+    return protect
+
+
+def _protected_maker(info: OutputInfo) -> Maker:
+    """A result as the view of a tensor that nobody else has."""
+    base, protect = info.base, _protection(info)
+    assert base is not None and protect is not None
+
+    def protected(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
+        result = results[base]
+        return protect(result.view_as(result)) if result.requires_grad else result
+
+    return protected
 
 
 def _detached_maker(info: OutputInfo, signature: Signature) -> Maker:
@@ -229,7 +256,7 @@ def _in_memory(info: OutputInfo, signature: Signature) -> Maker:
         if info.is_leaf:
             made = made.detach().requires_grad_()
         base = (results if primal is None else inputs)[number]
-        if info.by_user and made.requires_grad:
+        if info.protected and made.requires_grad:
             return _UserView.apply(base, made, lambda tensor: view(tensor, results, base, outputs))
         made.data = view(base.detach(), results, base, outputs)
         return made

@@ -142,10 +142,7 @@ def classify_outputs(
                 detached=detached,
                 view_of=view_of,
                 of_set=plan.of_set,
-                by_user=memory is not None
-                and requires_grad
-                and not is_leaf
-                and made_by_user(value),
+                by_user=requires_grad and not is_leaf and made_by_user(value),
             )
         )
     for index, tensor in enumerate(tensors):
