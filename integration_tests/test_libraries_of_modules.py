@@ -12,6 +12,7 @@ import io
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -173,6 +174,63 @@ def test_distributed_checkpoints(prefix: bool, nested: bool) -> None:
     restored = torch.optim.Adam(other.parameters())
     checkpoints.set_optimizer_state_dict(other, restored, steps)
     assert len(restored.state) == len(optimizer.state)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel() -> None:
+    from torch.distributed.checkpoint import state_dict as checkpoints
+
+    wrap = nn.parallel.DistributedDataParallel
+    inside: Any = wrap(compiled())
+    outside: Any = dovetail.compile(wrap(Net()), backend="eager")
+    names = [name for name, _ in Net().named_parameters()]
+    for model in (inside, outside):
+        assert [n for n, _ in model.named_parameters()] == [f"module.{name}" for name in names]
+        optimizer = torch.optim.Adam(model.parameters())
+        model(torch.ones(3, 2)).sum().backward()
+        optimizer.step()
+        assert list(checkpoints.get_optimizer_state_dict(model, optimizer)["state"]) == names
+        assert list(checkpoints.get_model_state_dict(model)) == list(Net().state_dict())
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("first", ["compile", "shard"])
+def test_layers_sharded_and_compiled(first: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+
+    def prepared(layer: nn.Module) -> nn.Module:
+        steps = [
+            lambda m: dovetail.compile(m, backend="eager"),
+            lambda m: fully_shard(m, mesh=mesh),
+        ]
+        for step in steps if first == "compile" else reversed(steps):
+            layer = step(layer)
+        return layer
+
+    plain = nn.Sequential(nn.Linear(2, 3), Outer(nn.Linear(3, 3)), nn.Linear(3, 1))
+    model = copy.deepcopy(plain)
+    model[1], model[2] = prepared(model[1]), prepared(model[2])
+    fully_shard(model, mesh=mesh)
+    x = torch.ones(4, 2)
+    for either in (plain, model):
+        either(x).sum().backward()
+    for (name, mine), (other, theirs) in zip(
+        model.named_parameters(), plain.named_parameters(), strict=True
+    ):
+        assert name == other and mine.grad is not None
+        assert torch.equal(mine.grad.full_tensor(), theirs.grad)  # type: ignore[attr-defined]
 
 
 def test_a_class_made_from_the_one_it_answers() -> None:

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ _SHARED = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-# Code that asks for torch.compile's wrapper in order to find its name within parameters' names.
+# Code that asks for torch.compile's wrapper in order to find its name within parameters' names: to
+# it, this is the wrapped module.
 _READS_NAMES = frozenset(
     {
         "torch.distributed.checkpoint.state_dict",
@@ -145,8 +147,9 @@ class OptimizedModule(torch.nn.Module):
     @property
     def __class__(self) -> type:
         """torch.compile's class where it is loaded, for `isinstance`; `type` tells the own one."""
-        theirs = _torchs_class()
-        return type(self) if theirs is None or self._is_asked_by(_READS_NAMES) else theirs
+        if self._is_asked_by(_READS_NAMES):
+            return self._orig_mod.__class__
+        return _torchs_class() or type(self)
 
     @__class__.setter
     def __class__(self, value: type) -> None:
@@ -162,7 +165,10 @@ class OptimizedModule(torch.nn.Module):
 
     def _is_asked_by(self, modules: frozenset[str]) -> bool:
         """Whether code of one of these modules is what calls, two frames up."""
-        return sys._getframe(2).f_globals.get("__name__") in modules
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__") == "abc":
+            frame = frame.f_back  # that of an abstract class's `__instancecheck__`
+        return frame is not None and frame.f_globals.get("__name__") in modules
 
     @property
     def dynamo_ctx(self) -> SameSettings:
