@@ -5,6 +5,7 @@ What a call writes, the next one reads: that must not be another version of the 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from dovetail_capture import optimize
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils.hooks import RemovableHandle
 
 CALLS = 6
 
@@ -243,3 +245,152 @@ def test_counter_elsewhere_is_one_graph(case: Callable[[], tuple[Any, Any]]) -> 
 def test_key_that_may_be_another(case: Callable[[], tuple[Any, Any]], graphs: int) -> None:
     """A version for each number among the keys that the symbolic one may be."""
     check(case, graphs, fullgraph=True)
+
+
+def hooked(use: Callable[[nn.Module, Tensor], Any]) -> Callable[[], tuple[Any, Any]]:
+    """A program that registers hooks on a module which has one; what is left of them."""
+
+    def case() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        layer = nn.Linear(2, 2)
+        layer.register_forward_hook(lambda module, args, out: out + 1)
+        start = RemovableHandle.next_id
+
+        def left() -> Any:
+            tables = (
+                layer._forward_hooks,
+                layer._forward_pre_hooks,
+                layer._forward_hooks_with_kwargs,
+            )
+            return RemovableHandle.next_id - start, [len(table) for table in tables]
+
+        return lambda x: use(layer, x), left
+
+    case.__name__ = use.__name__
+    return case
+
+
+def removed(layer: nn.Module, x: Tensor) -> Any:
+    seen: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda module, args, out: seen.append(out))
+    y = layer(x)
+    handle.remove()
+    return layer(x), y, seen
+
+
+def in_a_block(layer: nn.Module, x: Tensor) -> Any:
+    with layer.register_forward_pre_hook(lambda module, args: (args[0] * 2,)):
+        y = layer(x)
+    return y, layer(x)
+
+
+def two_of_which_one_comes_first(layer: nn.Module, x: Tensor) -> Any:
+    first = layer.register_forward_hook(lambda module, args, out: out * 2)
+    second = layer.register_forward_hook(lambda module, args, out: out - 1, prepend=True)
+    y = layer(x)
+    first.remove()
+    z = layer(x)
+    second.remove()
+    return y, z, second.id - first.id
+
+
+def with_keywords(layer: nn.Module, x: Tensor) -> Any:
+    def hook(module: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        return out + len(kwargs)
+
+    handle = layer.register_forward_hook(hook, with_kwargs=True, always_call=True)
+    y = layer(input=x)
+    handle.remove()
+    handle.remove()
+    return y
+
+
+def removed_in_the_end(layer: nn.Module, x: Tensor) -> Any:
+    handles = [layer.register_forward_hook(lambda module, args, out: out * 3) for _ in range(2)]
+    try:
+        return layer(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+HOOKS = [removed, in_a_block, two_of_which_one_comes_first, with_keywords, removed_in_the_end]
+
+
+@pytest.mark.parametrize("use", HOOKS, ids=lambda use: use.__name__)
+def test_hooks_of_a_call(use: Callable[[nn.Module, Tensor], Any]) -> None:
+    check(hooked(use), fullgraph=True)
+
+
+def test_handles_that_leave() -> None:
+    """A handle that the frame returns removes its hook."""
+    backend, x = Counting(), torch.ones(1, 2)
+    layer = nn.Linear(2, 2)
+
+    def fn(x: Tensor) -> Any:
+        handle = layer.register_forward_hook(lambda module, args, out: out * 2)
+        return layer(x), handle
+
+    compiled, plain = optimize(fn, backend, fullgraph=True), layer(x)
+    ids = []
+    for _ in range(CALLS):
+        y, handle = compiled(x)
+        ids.append(handle.id)
+        torch.testing.assert_close(y, plain * 2)
+        torch.testing.assert_close(layer(x), plain * 2)
+        assert list(layer._forward_hooks) == [handle.id]
+        handle.remove()
+        torch.testing.assert_close(layer(x), plain)
+    assert ids == list(range(ids[0], ids[0] + CALLS))
+    assert backend.graphs == 1
+
+
+def test_reference_to_what_the_frame_lets_go() -> None:
+    """The target of a weak reference is gone if nothing else has it."""
+
+    class Owner:
+        pass
+
+    def fn(owner: Any, x: Tensor) -> Any:
+        reference = weakref.ref(owner.part)
+        before = reference() is owner.part
+        del owner.part
+        return x + 1, before, reference() is None
+
+    compiled = optimize(fn, Counting())
+    for call in (fn, compiled, compiled):
+        owner = Owner()
+        owner.part = Owner()
+        assert call(owner, torch.ones(1))[1:] == (True, True)
+
+
+def member_of_a_set() -> tuple[Any, Any]:
+    state = {"step": 3}
+
+    def fn(x: Tensor) -> Tensor:
+        state["step"] += 1
+        step = state["step"]
+        seen = {"a"}
+        seen.add(step)
+        seen.add(step + 1)
+        seen.discard(step + 1)
+        return x + (step in seen) + 2 * (step + 1 in seen) + 4 * (2 in seen)
+
+    return fn, lambda: dict(state)
+
+
+def set_that_is_seen() -> tuple[Any, Any]:
+    state = {"step": 0}
+
+    def fn(x: Tensor) -> tuple[Tensor, Any]:
+        state["step"] += 1
+        seen = {state["step"] * 7, 3, 14}
+        seen.add(state["step"])
+        return x + len(seen), list(seen)
+
+    return fn, lambda: dict(state)
+
+
+def test_member_of_a_set() -> None:
+    check(member_of_a_set, fullgraph=True)
+    check(set_that_is_seen, CALLS, fullgraph=True)

@@ -14,6 +14,7 @@ from dovetail_capture.interpreter.library.sized_methods import (
     native_ne,
 )
 from dovetail_capture.interpreter.protocols import operators
+from dovetail_capture.interpreter.protocols.symbolic_keys import add_member, member_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value, boolean
 from dovetail_capture.interpreter.values.containers import SetValue, hash_key
@@ -30,22 +31,21 @@ def _set(vm: Interpreter, value: Value) -> SetValue:
 
 
 def set_add(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    target = _set(vm, args[0])
-    target.items.setdefault(hash_key(args[1]), args[1])
-    target.mutated = True
+    add_member(vm.session, _set(vm, args[0]), args[1])
     return NONE
 
 
 def set_discard(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
-    target.left += target.items.pop(hash_key(args[1]), None) is not None
+    key = member_key(vm.session, target, args[1])
+    target.left += target.by_key.pop(key, None) is not None
     target.mutated = True
     return NONE
 
 
 def set_remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     target = _set(vm, args[0])
-    if hash_key(args[1]) not in target.items:
+    if member_key(vm.session, target, args[1]) not in target.by_key:
         vm.raise_exception(KeyError, [args[1]])
     return set_discard(vm, args, kwargs)
 

@@ -24,6 +24,7 @@ from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter import messages
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.weak_references import weakref_call, weakref_new
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,
@@ -39,7 +40,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -160,35 +160,6 @@ def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         class_attributes.class_lookup(vm, cls, "__dataclass_fields__")[1]
         is not class_attributes.MISSING
     )
-
-
-def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`weakref.ref(target)`, without a callback."""
-    if len(args) != 1 or kwargs:
-        raise GraphBreakSignal("a weak reference with a callback")
-    cls = args[0].python_type()
-    if not cls.__weakrefoffset__ and not isinstance(args[0], TensorValue):
-        vm.raise_error(TypeError, f"cannot create weak reference to '{cls.__name__}' object")
-    reference = ObjectValue(weakref.ReferenceType)
-    reference.base_new = weakref.ReferenceType
-    reference.slots["target"] = args[0]
-    return reference
-
-
-def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    reference = args[0]
-    assert isinstance(reference, ObjectValue)
-    if reference.real is None:
-        wanted = reference.slots["target"]
-        if any(wanted is slot for frame in vm.frames for slot in frame.slots):
-            return wanted  # a variable keeps it alive
-        raise GraphBreakSignal("a call of a weak reference made here: its target may be gone")
-    target = reference.real()
-    if target is None or reference.source is None:
-        raise GraphBreakSignal("a weak reference whose target is gone")
-    # The guard pins the reference and keeps its target alive: it will always give this one.
-    vm.session.pin(reference.source, reference.real)
-    return vm.held(target)
 
 
 # --- locks: taken around the effects instead of around the interpretation ------------------------

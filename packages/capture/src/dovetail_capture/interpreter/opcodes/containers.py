@@ -10,6 +10,7 @@ from dovetail_capture.interpreter.bytecode import Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
 from dovetail_capture.interpreter.protocols import dicts, operands, sequences, truth_and_length
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.symbolic_keys import add_member
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -87,8 +88,7 @@ def list_append(frame: Frame, inst: Instruction) -> None:
 def set_add(frame: Frame, inst: Instruction) -> None:
     item = frame.stack.pop()
     target = frame.stack[-inst.arg]
-    target.items.setdefault(hash_key(item), item)
-    target.mutated = True
+    add_member(frame.vm.session, target, item)
 
 
 def map_add(frame: Frame, inst: Instruction) -> None:

@@ -10,6 +10,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import dunder, has_own
+from dovetail_capture.interpreter.protocols.symbolic_keys import member_key
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -18,7 +19,6 @@ from dovetail_capture.interpreter.values.containers import (
     DictView,
     SetValue,
     TupleValue,
-    hash_key,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -41,7 +41,7 @@ def contains(vm: Interpreter, container: Value, item: Value) -> bool:
     if isinstance(container, DictValue):
         return dicts.contains(vm, container, dicts.key_of(vm, container, item))
     if isinstance(container, SetValue):
-        return hash_key(item) in container.items
+        return member_key(vm.session, container, item) in container.by_key
     if isinstance(container, DictView) and container.kind == "keys":
         return contains(vm, vm.native(container.dictionary), item)
     own = has_own(vm, container, "__contains__", "__iter__")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
-from numbers import Number
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +10,16 @@ from dovetail_guards import clauses as c
 from dovetail_guards.evaluate import ordered_keys
 
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
+from dovetail_capture.interpreter.protocols.symbolic_keys import key_among, known_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     IdentityKey,
-    SymbolicKey,
     hash_key,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicKey
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -38,43 +37,8 @@ def _by_identity(key: Any) -> bool:
 
 
 def key_of(vm: Interpreter, dictionary: DictValue, key: Value) -> Any:
-    """The hash key of `key` in a dictionary. That of a symbolic int is one of the keys that are
-    known, or another than each of them, which is guarded."""
-    if SymbolicKey.fits(key):
-        vm.session.symbolic_keys = True
-        hashed: Any = SymbolicKey(key)
-        if hashed in dictionary.entries:
-            return hashed
-    else:
-        hashed = hash_key(key)
-        if not vm.session.symbolic_keys:
-            return hashed
-    return _known_key(hashed, (*dictionary.entries, *dictionary.deleted))
-
-
-def _known_key(key: Any, known: Iterable[Any]) -> Any:
-    """The one of these keys that is equal to `key`, or `key`. At least one of two that are compared
-    is symbolic."""
-    symbolic = type(key) is SymbolicKey
-    if not symbolic and not _is_number(key):
-        return key
-    for other in known:
-        if type(other) is SymbolicKey:
-            if other.is_number(key):
-                return other
-        elif symbolic and _is_number(other):
-            if type(other) not in _NUMBERS:  # its class may say what it is equal to
-                return key.number.concrete()
-            if key.is_number(other):
-                return other
-    return key
-
-
-_NUMBERS = (bool, int, float)
-
-
-def _is_number(key: Any) -> bool:
-    return isinstance(key, Number) or hasattr(type(key), "__index__")
+    """The hash key of `key` in a dictionary."""
+    return key_among(vm.session, key, dictionary.entries, dictionary.deleted)
 
 
 def _settled(vm: Interpreter, dictionary: DictValue, key: Any) -> Any:
@@ -86,7 +50,7 @@ def _settled(vm: Interpreter, dictionary: DictValue, key: Any) -> Any:
         return key
     if len(dictionary.origin) > _FEW_KEYS:
         return key.number.concrete()
-    return _known_key(key, materialise(vm, dictionary))
+    return known_key(key, materialise(vm, dictionary))
 
 
 _FEW_KEYS = 8  # that a symbolic one is compared with
@@ -200,7 +164,7 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
             hashed = hash_key(key_value)
             child = session.sources.item(source, real_key)
         if symbolic:
-            hashed = _known_key(hashed, symbolic)
+            hashed = known_key(hashed, symbolic)
         if hashed in dictionary.deleted or hashed in left:
             continue
         read = dictionary.read.get(hashed)

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeGuard
+from typing import Any
 
 from dovetail_guards.source import Source
 
@@ -130,37 +130,6 @@ class IdKey(IdentityKey):
 
     __slots__ = ()
     __hash__ = IdentityKey.__hash__
-
-
-class SymbolicKey:
-    """Hash key of a symbolic int: equal to those of the same expression. Whether it is one of the
-    other keys of a dictionary, `dicts.key_of` decides."""
-
-    __slots__ = ("expr", "number")
-
-    def __init__(self, number: SymbolicNumber) -> None:
-        self.number = number
-        self.expr = number.value.node.expr
-
-    @staticmethod
-    def fits(value: Value) -> TypeGuard[SymbolicNumber]:
-        """Is it an int that may stay symbolic as a key?"""
-        if not isinstance(value, SymbolicNumber) or value.python_type() is not int:
-            return False
-        return value.value.node.hint is not None
-
-    def __hash__(self) -> int:
-        return hash(self.expr)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is SymbolicKey and bool(other.expr == self.expr)
-
-    def is_number(self, other: Any) -> bool:
-        """Is it that number (or that of another such key)? The answer is guarded."""
-        if type(other) is SymbolicKey:
-            return bool(self.number.value == other.number.value)
-        whole = isinstance(other, (int, float)) and other == other // 1
-        return whole and bool(self.number.value == int(other))
 
 
 def hash_key(value: Value) -> Any:
@@ -311,9 +280,10 @@ class MemoValue(DictValue):
 class SetValue(Value):
     """A set or frozenset. `copied` is a set with a hash table that it had before its latest
     members came and others went: in which order members are iterated depends on that. `left`
-    counts how often members left it."""
+    counts how often members left it. `by_key` has the members by their hash keys, among which there
+    are symbolic ones if it `is_symbolic`."""
 
-    __slots__ = ("cls", "copied", "items", "left", "mutated")
+    __slots__ = ("by_key", "cls", "copied", "is_symbolic", "left", "mutated")
 
     def __init__(
         self,
@@ -324,12 +294,25 @@ class SetValue(Value):
     ) -> None:
         self.copied = copied
         self.left = 0
-        self.items: dict[Any, Value] = {}
+        self.is_symbolic = False
+        self.by_key: dict[Any, Value] = {}
         for item in items:
-            self.items.setdefault(hash_key(item), item)
+            self.by_key.setdefault(hash_key(item), item)
         self.cls = cls
         self.source = source
         self.mutated = False
+
+    @property
+    def items(self) -> dict[Any, Value]:
+        """The members by their hash keys; symbolic ints are tied to the numbers that they are."""
+        if self.is_symbolic:
+            self.is_symbolic = False
+            self.by_key = {hash_key(item): item for item in self.by_key.values()}
+        return self.by_key
+
+    @items.setter
+    def items(self, items: dict[Any, Value]) -> None:
+        self.by_key = items
 
     def python_type(self) -> type:
         return self.cls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from dovetail_guards.source import Source
@@ -61,3 +61,34 @@ class SymbolicNumber(Value):
 
     def __repr__(self) -> str:
         return f"SymbolicNumber({self.value})"
+
+
+class SymbolicKey:
+    """Hash key of a symbolic int: equal to those of the same expression. Whether it is one of the
+    other keys of a container, `symbolic_keys.key_among` decides."""
+
+    __slots__ = ("expr", "number")
+
+    def __init__(self, number: SymbolicNumber) -> None:
+        self.number = number
+        self.expr = number.value.node.expr
+
+    @staticmethod
+    def fits(value: Value) -> TypeGuard[SymbolicNumber]:
+        """Is it an int that may stay symbolic as a key?"""
+        if not isinstance(value, SymbolicNumber) or value.python_type() is not int:
+            return False
+        return value.value.node.hint is not None
+
+    def __hash__(self) -> int:
+        return hash(self.expr)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is SymbolicKey and bool(other.expr == self.expr)
+
+    def is_number(self, other: Any) -> bool:
+        """Is it that number (or that of another such key)? The answer is guarded."""
+        if type(other) is SymbolicKey:
+            return bool(self.number.value == other.number.value)
+        whole = isinstance(other, (int, float)) and other == other // 1
+        return whole and bool(self.number.value == int(other))
