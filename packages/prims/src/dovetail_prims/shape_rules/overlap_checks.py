@@ -6,14 +6,13 @@ As eager, this looks at tensors without gaps only; and only at operators whose k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from dovetail_prims.fake_tensor import FakeTensor, ShapeRule
+from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, Size, Sizes
 from dovetail_prims.shape_rules.layout import dense_order
 
 # The result may not share memory with an argument at all.
@@ -111,16 +110,25 @@ def _overlap(a: FakeTensor, b: FakeTensor, apart: bool) -> bool:
     first, second = _place(a), _place(b)
     if first is None or second is None:
         return False
-    if first == second:
-        return apart or a._strides != b._strides
-    return first[0] < second[1] and second[0] < first[1]
+    if _holds(first[0] == second[0]) and _holds(first[1] == second[1]):
+        return apart or not (len(a._strides) == len(b._strides) and _equal(a._strides, b._strides))
+    return _holds(first[0] < second[1]) and _holds(second[0] < first[1])
 
 
-def _place(t: FakeTensor) -> tuple[int, int] | None:
+def _place(t: FakeTensor) -> tuple[Size, Size] | None:
     """The bytes of its storage that a tensor without gaps lies in."""
-    if any(type(n) is not int for n in (*t._sizes, *t._strides, t._offset)) or 0 in t._sizes:
+    if any(_holds(size == 0) for size in t._sizes) or dense_order(t._sizes, t._strides) is None:
         return None
-    if dense_order(t._sizes, t._strides) is None:
-        return None
-    start, count = int(t._offset), math.prod(map(int, t._sizes))
-    return start * t._dtype.itemsize, (start + count) * t._dtype.itemsize
+    count: Size = 1
+    for size in t._sizes:
+        count = count * size
+    return t._offset * t._dtype.itemsize, (t._offset + count) * t._dtype.itemsize
+
+
+def _equal(a: Sizes, b: Sizes) -> bool:
+    return all(_holds(n == m) for n, m in zip(a, b, strict=True))
+
+
+def _holds(relation: Any) -> bool:
+    """Whether a relation holds of sizes: decided by a guard, and not if only the data tells."""
+    return relation if type(relation) is bool else bool(relation.node.guard_or_false("", 0))
