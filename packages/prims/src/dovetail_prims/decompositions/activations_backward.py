@@ -10,6 +10,7 @@ from ._common import Family, Number, aten, cast, contiguous, where, wide, wrap
 from .activations import GELU_CUBIC, SQRT_2_OVER_PI, SQRT_HALF
 
 INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+ONE_SIXTH = 11184811 / 2**26  # the nearest float32, which ATen uses in float64 too
 
 
 def gelu_backward(grad_output: Tensor, self: Tensor, *, approximate: str = "none") -> Tensor:
@@ -62,7 +63,7 @@ def hardswish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 def hardsigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     """1/6 strictly between -3 and 3, else 0"""
     inside = aten.lt.Scalar(aten.abs.default(self), 3.0)
-    return where(inside, aten.mul.Tensor(grad_output, 1.0 / 6.0), 0.0)
+    return where(inside, aten.mul.Tensor(grad_output, ONE_SIXTH), 0.0)
 
 
 def hardtanh_backward(
