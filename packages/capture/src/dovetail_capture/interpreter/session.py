@@ -405,7 +405,10 @@ class Session:
         """The value of a tensor of the program's own class: the graph's input is the plain tensor
         of it. To look at the tensor may call the program's `__torch_function__`."""
         if isinstance(real, UninitializedTensorMixin):
-            raise GraphBreakSignal("a parameter without a shape, of a lazy module, as an input")
+            raise GraphBreakSignal(
+                "a parameter without a shape, of a lazy module, as an input",
+                "call the module once before it is compiled: that gives its parameters shapes",
+            )
         if type(real).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise GraphBreakSignal(
                 f"a {type(real).__name__} as an input: a class with a __torch_dispatch__ that does "
