@@ -211,7 +211,7 @@ def test_strides_are_guarded() -> None:
 def test_marks() -> None:
     run, graphs = compiled_with(lambda x: x + 1)
     x = torch.zeros(8, 4)
-    mark_dynamic(x, 0, min=4, max=16)
+    mark_dynamic(x, 0, min=4, max=16, hint_override=8, specialize_on=[lambda n: n == 8])
     run(x)
     for n in (4, 5, 16):
         run(torch.zeros(n, 4))

@@ -43,11 +43,19 @@ def _dims(t: torch.Tensor, dim: int | Iterable[int]) -> list[int]:
 
 
 def mark_dynamic(
-    t: torch.Tensor, dim: int | Iterable[int], *, min: int | None = None, max: int | None = None
+    t: torch.Tensor,
+    dim: int | Iterable[int],
+    *,
+    min: int | None = None,
+    max: int | None = None,
+    hint_override: int | None = None,
+    specialize_on: Iterable[Any] | None = None,
 ) -> None:
     """Compile for any size of `t` along `dim` (an index, or several), within `min` and `max`.
 
     The mark belongs to this tensor object. Sizes 0 and 1 are compiled apart all the same.
+    `hint_override` and `specialize_on`, with which torch.compile chooses kernels by sizes, are
+    accepted and change nothing: the kernels are those for any size.
     """
     if min is not None and max is not None and min > max:
         raise ValueError(f"min={min} is greater than max={max}")
