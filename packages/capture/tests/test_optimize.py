@@ -296,6 +296,11 @@ def test_explain_and_reset():
     explanation = dc.explain(Net())(X, loud=True)
     assert len(explanation.graphs) == 2 and len(explanation.breaks) == 1
     assert "print" in explanation.reasons[0] and "test_optimize.py" in explanation.reasons[0]
+    assert (explanation.graph_count, explanation.graph_break_count) == (2, 1)
+    assert "print" in explanation.break_reasons[0].reason
+    assert explanation.op_count == sum(map(len, explanation.ops_per_graph)) > 2
+    for wrapper in (dc.optimize(Net(), Counting()), dc.optimize(Net(), Counting()).forward):
+        assert dc.explain(wrapper)(X, loud=True).graph_count == 2
     text = explanation.as_text()
     assert "def _dt_frame(self, x, *, loud)" in text and "guards (" in text
     backend = Counting()
@@ -371,6 +376,15 @@ def test_class_of_an_optimized_module_is_its_own():
 def test_a_torch_module_is_captured_too():
     check(nn.Sequential(nn.Linear(4, 4), nn.GELU()), X)
     check(nn.Linear(4, 4), X)
+
+
+def test_a_lazy_module_in_one_graph():
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.ReLU())
+    whole = dc.optimize(lazy, Counting(), fullgraph=True)
+    with pytest.raises(dc.GraphBreakError, match="call the module once before it is compiled"):
+        whole(X)
+    assert torch.equal(dc.optimize(lazy, Counting())(X), lazy(X))
+    assert torch.equal(whole(X), lazy(X))
 
 
 def test_optimize_refuses_what_it_cannot_wrap():

@@ -318,6 +318,34 @@ class Explanation:
     log: CompileLog
 
     @property
+    def graph_count(self) -> int:
+        """How many graphs there are."""
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        """How many times the graph broke."""
+        return len(self.breaks)
+
+    @property
+    def break_reasons(self) -> tuple[GraphBreak, ...]:
+        """The breaks, each with its `reason`."""
+        return self.breaks
+
+    @property
+    def ops_per_graph(self) -> tuple[tuple[Any, ...], ...]:
+        """What each graph calls, in order."""
+        return tuple(
+            tuple(node.target for node in gm.graph.nodes if node.op.startswith("call_"))
+            for gm in self.graphs
+        )
+
+    @property
+    def op_count(self) -> int:
+        """How many calls all graphs make."""
+        return sum(map(len, self.ops_per_graph))
+
+    @property
     def checks(self) -> tuple[str, ...]:
         """The checks of tensors' data that graphs make, where the program makes them."""
         return tuple(self.log.checks)
