@@ -394,3 +394,21 @@ def set_that_is_seen() -> tuple[Any, Any]:
 def test_member_of_a_set() -> None:
     check(member_of_a_set, fullgraph=True)
     check(set_that_is_seen, CALLS, fullgraph=True)
+
+
+def test_backend_without_symbols() -> None:
+    """What only Python counts is symbolic for any backend; what the graph counts with is not."""
+    for case, graphs in ((hooked(removed), 1), (step_count, CALLS)):
+        seen: list[GraphModule] = []
+
+        def backend(gm: GraphModule, examples: list[Any], seen: Any = seen) -> Any:
+            if not all(isinstance(example, Tensor) for example in examples):
+                raise ValueError("a graph that takes numbers")
+            seen.append(gm)
+            return lambda *args: gm.forward(*args)
+
+        (plain, _), (fn, _) = case(), case()
+        compiled, x = optimize(fn, backend, fullgraph=True), torch.ones(1, 2)
+        for _ in range(CALLS):
+            torch.testing.assert_close(compiled(x), plain(x))
+        assert len(seen) == graphs

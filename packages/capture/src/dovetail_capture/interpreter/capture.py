@@ -118,7 +118,7 @@ def leave_frame(
 
 def _with_counters(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -> CapturedFrame:
     """Capture a frame; again with the ints symbolic that it both reads and writes, if that does
-    not end it earlier."""
+    not end it earlier, nor gives the graph a number that it may not have."""
     best = _capture(new_attempt, exports, Way())
     for _ in range(_MOST_ROUNDS):
         found = counters(best.attempt.session)
@@ -128,7 +128,8 @@ def _with_counters(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -
             other = _capture(new_attempt, exports, Way(counters=best.counters | found))
         except NotCapturable:
             break
-        if other.stop_at != best.stop_at:
+        session = other.attempt.session
+        if other.stop_at != best.stop_at or (session.shapes.static and session.takes_numbers()):
             break
         best = other
     return best.attempt.finish(best.end, best.break_)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def counters(session: Session) -> frozenset[str]:
     """The places (`str` of their sources) of ints that the frame wrote where it read others that
     guards tie to their values."""
-    if session.exports or session.shapes.static:
+    if session.exports:
         return frozenset()
     guarded = session.guarded_ints()
     if not guarded:

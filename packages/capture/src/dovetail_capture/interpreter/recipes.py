@@ -5,13 +5,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from dovetail_guards.expr import Expr
 from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import AttrSource, InstanceAttrSource, ObjectSource, Source
+from dovetail_guards.sym_node import expr_of
 from dovetail_prims.wrappers import is_wrapper_type
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -378,6 +381,10 @@ class Rebuilder:
             with contextlib.suppress(DataDependentError):  # of a size that is marked unbacked
                 return r.Const(item.concrete())
         recorder = self.vm.session.recorder
+        if isinstance(item.value, torch.SymInt) and not self.vm.session.exports:
+            beside = self._sum(expr_of(item.value))
+            if beside is not None:
+                return beside
         try:
             node = recorder.sizes.node(item.value)
         except NotImplementedError as error:
@@ -390,6 +397,23 @@ class Rebuilder:
             self.outputs.append(node)
             recorder.operations += 1
         return r.GraphOutput(position)
+
+    def _sum(self, expr: Expr) -> r.Recipe | None:
+        """A sum of ints that the frame reads, such as a counter's next number: Python computes it
+        beside the graph. None for any other number."""
+        session, total = self.vm.session, None
+        for monomial, factor in expr.terms:
+            part: r.Recipe = r.Const(factor)
+            if monomial:
+                ((atom, power), *others) = monomial
+                source = session.shapes.env.sources.get(atom.name)
+                if others or power != 1 or atom.kind != "sym" or source not in session.numbers:
+                    return None
+                part = r.Fetch(source)
+                if factor != 1:
+                    part = r.CallFunction(r.Const(operator.mul), (part, r.Const(factor)))
+            total = part if total is None else r.CallFunction(r.Const(operator.add), (total, part))
+        return total
 
     def _dict(self, item: DictValue) -> r.Recipe:
         flat: list[r.Recipe] = []

@@ -514,6 +514,11 @@ class Session:
         self.inputs.append((GraphInput(node.name, source, tensor, False), value))
         return value
 
+    def takes_numbers(self) -> bool:
+        """Does the graph take a number?"""
+        numbers = [value for _, value in self.inputs if isinstance(value, NumberInput)]
+        return bool(self.computed) or any(value.node.users for value in numbers)
+
     def note_iterator_step(self, iterator: HeldIterator) -> None:
         """Let the replacement code take a step of an iterator that existed before."""
         self.stepped[id(iterator)] = iterator

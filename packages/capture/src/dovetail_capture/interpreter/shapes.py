@@ -104,10 +104,10 @@ class InputShapes:
     def number(self, real: int | float, source: Source) -> Any:
         """The value of an int or float input: a symbol if it changed before, or if all is
         dynamic."""
-        if self.static:
-            return real
         name = str(source)
         counts = name in self.counters and type(real) is int
+        if self.static and not counts:
+            return real
         is_argument = type(source) is LocalSource or (
             type(source) is ItemSource and type(source.base) is LocalSource
         )
