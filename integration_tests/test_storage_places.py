@@ -253,3 +253,32 @@ def test_views_of_a_saved_copy_lie_as_the_copy(backend: str) -> None:
         y.sum().backward()
         found.append((y.detach(), x.detach(), x.grad))
     torch.testing.assert_close(found[1], found[0])
+
+
+PLACES_IN_STORAGE: dict[str, Fn] = {
+    "a view": lambda x: torch.as_strided(x, (x.shape[0] - 2, 2), (1, 1), 1),
+    "a value": lambda x: torch.as_strided(x, (x.shape[0] - 1, 2), (1, 1), 1) * 2,
+    "beside a result": lambda x: (
+        torch.as_strided(x + 1, (2, 2), (1, 2), 0),
+        x.as_strided((2,), (2,), 1),
+    ),
+    "of a part": lambda x: torch.as_strided(x[1:], (2,), (1,), 0) * 3 + x[0],
+}
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("name", PLACES_IN_STORAGE)
+def test_places_in_the_storage_of_an_input_of_symbolic_sizes(name: str, graded: bool) -> None:
+    fn = PLACES_IN_STORAGE[name]
+    compiled = dovetail.compile(fn, backend="aot_eager", dynamic=True, fullgraph=True)
+    for n, start in ((8, 0), (8, 0), (9, 0), (12, 0), (8, 3), (9, 1)):
+        found = []
+        for call in (fn, compiled):
+            whole = torch.arange(20.0, requires_grad=graded) * 1
+            results = call(whole[start : start + n])
+            results = results if isinstance(results, tuple) else (results,)
+            gradients = (
+                torch.autograd.grad(sum(r.exp().sum() for r in results), whole) if graded else ()
+            )
+            found.append((*results, *gradients))
+        torch.testing.assert_close(found[1], found[0])

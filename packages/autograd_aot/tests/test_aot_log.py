@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from aot_testing import as_graph, run_fx
 from dovetail_autograd_aot import AotLog, aot_compile
-from dovetail_autograd_aot.compiled_function import MAX_PLACEMENTS
+from dovetail_autograd_aot.compiled_function import MAX_DROPPED, MAX_PLACEMENTS
 from torch import Tensor
 
 
@@ -49,3 +49,8 @@ def test_placements_are_bounded_and_counted() -> None:
     assert log.lines() == [
         f"inputs that share memory lay in new ways: {ways} compilations, 4 dropped"
     ]
+    for start in range(ways, ways + MAX_DROPPED):
+        check(start)
+    assert log.placements_dropped == MAX_DROPPED and sum(log.eager_calls.values()) == 4
+    check(ways + MAX_DROPPED - 5)
+    assert sum(log.eager_calls.values()) == 4  # one that was compiled still is

@@ -73,7 +73,7 @@ class AotLog:
     one output by way of another. `plain_backwards` counts backwards for calls in which some outputs
     had no gradient that were not compiled, by reason; `eager_calls` calls that ran eager's
     operators because nothing can be compiled for how their inputs share memory, or for inputs that
-    are views.
+    are views, or too many were.
     `saved` has an entry for each graph with a backward.
     """
 

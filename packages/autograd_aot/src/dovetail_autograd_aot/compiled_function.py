@@ -40,6 +40,7 @@ from dovetail_autograd_aot.written_views import with_other_places
 
 # Graphs that are kept of one captured graph, each for another way in which inputs share memory.
 MAX_PLACEMENTS = 8
+MAX_DROPPED = 8  # compilations that gave way, after which nothing is compiled any more
 
 
 def aot_compile(
@@ -141,7 +142,7 @@ def _compile_as_placed(
             _, made = _compile(settings, late, gm, inputs, wrapping)
         except FrozenError:
             # It would assume more of symbolic sizes than the guards, which are made, say.
-            return _Variants(_sizes_and_numbers, of_these_sizes, log)
+            return _Variants(_sizes_and_numbers, of_these_sizes, log, too_many)
         except Exception as error:
             return by_eager(error)
         log.placements += 1
@@ -164,7 +165,10 @@ def _compile_as_placed(
             settings.late_error(error)
         return _by_eager(gm, log, str(error))
 
-    variants = _Variants(placed, of_any_size, log, {placed(example_inputs): run})
+    def too_many() -> Run | None:
+        return None if wrapping is not None else _by_eager(gm, log, "inputs lie in ever new ways")
+
+    variants = _Variants(placed, of_any_size, log, too_many, {placed(example_inputs): run})
     if storages or apart:
         return variants
 
@@ -180,21 +184,28 @@ def _sizes_and_numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 @dataclass(eq=False)
 class _Variants:
-    """One compilation for each key of a call's inputs, the last used last; the oldest give way."""
+    """One compilation for each key of a call's inputs, the last used last; the oldest give way. If
+    too many have, new ones are run by what `otherwise` gives, if it gives anything."""
 
     key_of: Callable[[Sequence[Any]], tuple[Any, ...]]
     compiled_for: Callable[[Sequence[Any]], Run]
     log: AotLog
+    otherwise: Callable[[], Run | None]
     known: dict[tuple[Any, ...], Run] = field(default_factory=dict)
+    dropped: int = 0
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         key = self.key_of(inputs)
         chosen = self.known.pop(key, None)
         if chosen is None:
+            instead = self.otherwise() if self.dropped >= MAX_DROPPED else None
+            if instead is not None:
+                return instead(*inputs)
             chosen = self.compiled_for(inputs)
             if len(self.known) >= MAX_PLACEMENTS:
                 del self.known[next(iter(self.known))]
                 self.log.placements_dropped += 1
+                self.dropped += 1
         self.known[key] = chosen
         return chosen(*inputs)
 

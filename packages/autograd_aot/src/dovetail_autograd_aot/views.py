@@ -170,13 +170,10 @@ def as_strided(
     sizes, strides = list(size), list(stride)
     if storage.primal is not None and not storage.shared:
         # Where in its storage an input begins is not known, and may differ from call to call.
-        if all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset)):
+        # (Autograd counts from where its fakes begin.)
+        known = all(type(n) is int for n in (*base._sizes, *sizes, *strides, storage_offset))
+        if known or (counted and not tracer.in_backward):
             raise StorageNeededError(storage.primal, tracer.running)
-        if counted and not tracer.in_backward:  # (autograd counts from where its fakes begin)
-            raise TraceError(
-                "as_strided at a place in the storage of an input of symbolic sizes; leave the "
-                "storage offset out, or clone() the input first"
-            )
     root = storage.root
     if root is None:
         raise TraceError("as_strided of a view whose base is gone")
