@@ -108,3 +108,38 @@ def test_kernels_check_what_nobody_reads(call, dynamic: bool) -> None:
     with pytest.raises((IndexError, RuntimeError)) as raised:
         compiled(*args)
     assert isinstance(raised.value, type(expected.value))
+
+
+RANGES = {
+    "index": lambda w, n: w[torch.arange(n)],
+    "from an offset": lambda w, n: w[torch.arange(2, n)],
+    "moved": lambda w, n: w[torch.arange(n) + 1],
+    "in steps": lambda w, n: w[torch.arange(0, n, 2)],
+    "of columns": lambda w, n: w[:, torch.arange(n)],
+    "embedding": lambda w, n: F.embedding(torch.arange(n), w),
+    "gather": lambda w, n: w.gather(0, torch.arange(n)[:, None]),
+    "index_select": lambda w, n: w.index_select(0, torch.arange(n)),
+    "of the table itself": lambda w, n: w[torch.arange(w.shape[0])],
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "dovetail"])
+@pytest.mark.parametrize("of_a_size", [False, True])
+@pytest.mark.parametrize("name", RANGES)
+def test_an_unread_lookup_by_a_range_of_symbolic_length(
+    name: str, of_a_size: bool, backend: str
+) -> None:
+    def look_up(w: torch.Tensor, n: int | torch.Tensor) -> torch.Tensor:
+        RANGES[name](w, n.shape[0] if isinstance(n, torch.Tensor) else n)
+        return w * 2
+
+    compiled = dovetail.compile(look_up, backend=backend, dynamic=True)
+    for n in (3, 4, 5, 6, 9, 4, 7):
+        w, given = torch.ones(5, 5), torch.ones(n) if of_a_size else n
+        try:
+            expected = look_up(w, given)
+        except (IndexError, RuntimeError) as error:
+            with pytest.raises(type(error)):
+                compiled(w, given)
+        else:
+            assert torch.equal(compiled(w, given), expected)

@@ -91,8 +91,8 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_known_to_fit(checked: CheckedIndex) -> bool:
-    """Whether an index is a range of numbers that lie within the size, whatever the data: one that
-    an operator's decomposition made, or a program's positions."""
+    """Whether an index is a range of numbers that lie within the size, whatever the data and the
+    sizes: one that an operator's decomposition made, or a program's positions."""
     index: Any = checked.index
     start = 0
     while index.target in _VIEWS or _adds_number(index):
@@ -100,11 +100,25 @@ def _is_known_to_fit(checked: CheckedIndex) -> bool:
         index = index.args[0]
     if index.target is not aten.arange.start_step:
         return False
-    first, end = index.args[:2]
+    first, end = (_value(n) + start for n in index.args[:2])
     step = index.args[2] if len(index.args) > 2 else 1
-    if any(type(n) is not int for n in (first, end, checked.size)) or step != 1:
-        return start == 0  # of the dimension itself, as decompositions make it
-    return bool(0 <= first + start and end + start <= checked.size)
+    goes_up = type(step) is int and step > 0
+    return goes_up and _is_certain(first >= 0) and _is_certain(end <= checked.size)
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta["val"] if isinstance(argument, Node) else argument
+
+
+def _is_certain(relation: Any) -> bool:
+    """Whether a relation holds whatever the data are: one of symbolic sizes that holds in this call
+    becomes a guard, as long as guards can be made."""
+    if not isinstance(relation, torch.SymBool):
+        return bool(relation)
+    node: Any = relation.node
+    if node.statically_known_true():
+        return True
+    return node.hint is True and not node.env.frozen and bool(node.guard_or_false())
 
 
 def _adds_number(node: Node) -> bool:
