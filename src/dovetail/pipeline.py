@@ -184,7 +184,7 @@ class CompilerBackend:
             self.writes_inputs |= bool(parts.signature.mutated)
             kept = _kept_by_the_caller(parts.signature)
             if keeps_weights and not joint.storages:
-                constant = _never_written(gm, parts.signature)
+                constant = never_written(gm, parts.signature)
             return parts
 
         def forward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -327,7 +327,7 @@ def _computes_shapes(gm: GraphModule) -> bool:
     return any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in values)
 
 
-def _never_written(gm: GraphModule, signature: Signature) -> frozenset[int]:
+def never_written(gm: GraphModule, signature: Signature) -> frozenset[int]:
     """Positions of the parameters and buffers among the inputs that the graph does not write."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     written = {m.index for m in signature.mutated} | set(signature.bumped)

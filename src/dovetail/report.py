@@ -10,6 +10,7 @@ from dovetail_capture.api import context_of
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.failures import Failure
 
+from dovetail.backends.region_count import CountsRegions
 from dovetail.pipeline import CompilerBackend
 
 
@@ -28,6 +29,8 @@ class Report:
     `constant_weights` tells what is computed of weights once, under that option.
     `failures` are errors inside the compiler, for each of which a frame or a graph runs uncompiled;
     `in_full()` of one is what to send to the developers.
+    `engine_regions` tells, of a backend around an engine that is not ours (ONNX Runtime, OpenVINO,
+    TVM), what of each graph ran there, and what was left as it is, and why.
     `forward_launches` counts the first graph's launches of each distinct kernel.
     `tracing_s` is capture, joint tracing, decomposition and partitioning, of all graphs.
     `kernels` and `extern_calls` are summed over the compiled graphs, one call of each.
@@ -53,6 +56,7 @@ class Report:
     autotuned: tuple[str, ...] = ()
     constant_weights: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
+    engine_regions: tuple[str, ...] = ()
 
     def as_text(self) -> str:
         """The report as a person reads it."""
@@ -75,6 +79,7 @@ class Report:
         lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]
         lines += self.autograd
         lines += self.constant_weights
+        lines += self.engine_regions
         lines += [f"measured: {choice}" for choice in self.autotuned]
         lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
         return "\n".join(lines)
@@ -123,5 +128,8 @@ def report(compiled: Any) -> Report:
         autograd=tuple(ours.aot.lines(named=False)) if ours is not None else (),
         autotuned=ours.tuner.lines() if ours is not None else (),
         constant_weights=tuple(w.as_text() for w in ours.weights) if ours is not None else (),
+        engine_regions=(
+            tuple(c.as_text() for c in backend.counts) if isinstance(backend, CountsRegions) else ()
+        ),
         failures=(*log.failures, *(ours.failures if ours is not None else ())),
     )

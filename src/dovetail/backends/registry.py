@@ -34,13 +34,15 @@ _OF_CAPTURE = ("recompile_limit", "guard_filter_fn", "on_error", "state_dict_pre
 class _Named:
     """A backend that comes with this package: the module beside this one that defines a function
     of its name, or of `function`. `packages` is what must be installed, by the names that are
-    imported. `configurable`: it takes what `compile` was told as keywords `mode` and `options`."""
+    imported. `configurable`: it takes what `compile` was told as keywords `mode` and `options`, as
+    backends that are not ours do. `makes`: the function is given these, and makes the backend."""
 
     module: str
     tags: tuple[str, ...] = ()
     function: str = ""
     packages: tuple[str, ...] = ()
     configurable: bool = False
+    makes: bool = False
 
     def installed(self) -> bool:
         return all(find_spec(package) is not None for package in self.packages)
@@ -58,6 +60,9 @@ _NAMED: Mapping[str, _Named] = {
     "aot_eager_default_partitioner": _Named("aot", _DEBUG),
     "aot_ts": _Named("torchscript", _DEBUG),
     "ts": _Named("torchscript", _DEBUG),
+    "onnxrt": _Named("onnxrt", packages=("onnxruntime", "onnx"), makes=True),
+    "openvino": _Named("openvino", packages=("openvino", "onnx"), makes=True),
+    "tvm": _Named("tvm", packages=("tvm", "onnx"), makes=True),
 }
 
 # Names of torch.compile's that mean nothing here, with the reason.
@@ -126,7 +131,7 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
     tags = {name: named.tags for name, named in _NAMED.items() if named.installed()}
     tags |= _REGISTERED.tags
     published = {point.name for group in _ENTRY_POINT_GROUPS for point in entry_points(group=group)}
-    untagged = published.difference(tags, _OURS)
+    untagged = published.difference(_NAMED, _OURS)
     kept = {name for name, own in tags.items() if excluded.isdisjoint(own)}
     return sorted({*_OURS, *kept, *untagged})
 
@@ -149,7 +154,7 @@ def lookup_backend(
     if mode is not None and options:
         raise ValueError("either mode or options can be given, not both")
     named = _NAMED.get(backend) if isinstance(backend, str) else None
-    if backend in _OURS or (named is not None and not named.configurable):
+    if backend in _OURS or (named is not None and not (named.configurable or named.makes)):
         chosen = resolve_options(mode, options)
         if named is None:
             return CompilerBackend(chosen), chosen
@@ -161,7 +166,8 @@ def lookup_backend(
         told["mode"] = mode
     if options and len(own) < len(options):
         told["options"] = {k: v for k, v in options.items() if k not in own}
-    return _told(backend, _find(backend), told), resolve_options(None, own)
+    found = _told(backend, _find(backend), told, made=named is not None and named.makes)
+    return found, resolve_options(None, own)
 
 
 def _find(backend: str | Backend) -> Backend:
@@ -205,16 +211,19 @@ def _registered_with_torch(name: str) -> Backend | None:
     return found
 
 
-def _told(backend: str | Backend, found: Backend, told: Mapping[str, Any]) -> Backend:
-    """`found`, called with these keywords, if it takes them."""
-    if not told:
-        return found
+def _told(backend: str | Backend, found: Backend, told: Mapping[str, Any], made: bool) -> Backend:
+    """`found`, called with these keywords, if it takes them; with `made`, what it then makes."""
     try:
-        inspect.signature(found).bind(None, None, **told)
+        inspect.signature(found).bind(*(() if made else (None, None)), **told)
     except TypeError:
+        if not told:
+            return found  # (a backend of another signature is told of when it is called)
         name = backend if isinstance(backend, str) else getattr(found, "__qualname__", repr(found))
         given = " and ".join(f"{k}={v!r}" for k, v in told.items())
         raise TypeError(f"backend {name} takes no {given}") from None
     except ValueError:  # (a signature that cannot be told)
         pass
-    return functools.partial(found, **told)
+    if made:
+        backend_made: Backend = found(**told)  # type: ignore[call-arg]
+        return backend_made
+    return functools.partial(found, **told) if told else found
