@@ -5,6 +5,7 @@ What a call writes, the next one reads: that must not be another version of the 
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -412,3 +413,72 @@ def test_backend_without_symbols() -> None:
         for _ in range(CALLS):
             torch.testing.assert_close(compiled(x), plain(x))
         assert len(seen) == graphs
+
+
+def count_of_itertools() -> tuple[Any, Any]:
+    numbers = itertools.count(0, 2)
+
+    def fn(x: Tensor) -> Tensor:
+        first, second = next(numbers), next(numbers)
+        return x * first + second
+
+    return fn, lambda: repr(numbers)
+
+
+def ids_of_a_class() -> tuple[Any, Any]:
+    class Node:
+        ids = itertools.count()
+
+        def __init__(self) -> None:
+            self.id = next(Node.ids)
+
+    def fn(x: Tensor) -> tuple[Tensor, int]:
+        nodes = {node.id: node for node in (Node(), Node())}
+        return x + len(nodes), max(nodes)
+
+    return fn, lambda: repr(Node.ids)
+
+
+def zipped_count() -> tuple[Any, Any]:
+    numbers = itertools.count(3)
+
+    def fn(x: Tensor) -> Tensor:
+        for number, part in zip(numbers, (x, x + 1), strict=False):
+            x = x + number * part
+        return x
+
+    return fn, lambda: repr(numbers)
+
+
+def read_through_an_instance() -> tuple[Any, Any]:
+    class Base:
+        made = 0
+
+    class Layer(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            Base.made += 1
+            self.own = self.made
+            return x + self.made + Layer.made
+
+    layer = Layer()
+    return layer.forward, lambda: (Base.made, layer.own)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [count_of_itertools, ids_of_a_class, zipped_count],
+    ids=lambda case: case.__name__,
+)
+def test_count_of_itertools_is_one_graph(case: Callable[[], tuple[Any, Any]]) -> None:
+    check(case, fullgraph=True)
+
+
+def test_class_attribute_read_through_an_instance() -> None:
+    check(read_through_an_instance, 2, fullgraph=True)  # the first call makes an attribute
+
+
+def test_count_of_floats_breaks() -> None:
+    numbers, plain = itertools.count(0.5), itertools.count(0.5)
+    compiled = optimize(lambda x: x + next(numbers), Counting())
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.ones(1)), torch.ones(1) + next(plain))

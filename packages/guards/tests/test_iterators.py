@@ -98,7 +98,8 @@ def test_what_iterators_go_through() -> None:
     assert parts(zip(one, strict=True)) == (True, one)
     assert parts(enumerate(one, 5)) == (one, 5)
     assert parts(map(len, one)) == (len, one) and parts(filter(None, one)) == (None, one)
-    for unknown in (iter(deque()), itertools.count(), (x for x in ())):
+    assert parts(itertools.count(-3, 2)) == (-3, 2) and parts(itertools.count()) == (0, 1)
+    for unknown in (iter(deque()), itertools.count(0.5), (x for x in ())):
         with pytest.raises(TypeError):
             rest(unknown)
         with pytest.raises(TypeError):

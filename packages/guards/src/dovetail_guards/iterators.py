@@ -95,7 +95,7 @@ _RESTS: dict[type, Reader] = {
     reversed: _backwards(tuple),
     itertools.repeat: _repeated,
 }
-_PARTS: frozenset[type] = frozenset({enumerate, zip, map, filter})
+_PARTS: frozenset[type] = frozenset({enumerate, zip, map, filter, itertools.count})
 READABLE: frozenset[type] = frozenset({*_RESTS, *_PARTS})
 """The types of iterators that can be read."""
 
@@ -118,13 +118,25 @@ def over(iterator: Any) -> Any:
 
 def parts(iterator: Any) -> tuple[Any, ...]:
     """What an iterator takes its items from: iterator and next number of an `enumerate`, whether it
-    is strict and the iterators of a `zip`, function and iterators of a `map` or `filter`."""
+    is strict and the iterators of a `zip`, function and iterators of a `map` or `filter`, next
+    number and step of a `count` of ints."""
     if type(iterator) not in _PARTS:
         raise TypeError(f"a {type(iterator).__name__} has no parts")
+    if type(iterator) is itertools.count:
+        return _counting(iterator)
     _, held, *strict = iterator.__reduce__()
     if type(iterator) is zip:
         return (bool(strict and strict[0]), *held)
     return tuple(held)
+
+
+def _counting(iterator: itertools.count[Any]) -> tuple[int, int]:
+    # (That its `__reduce__` tells, Python warns of.)
+    number, _, step = repr(iterator).removeprefix("count(").removesuffix(")").partition(", ")
+    try:
+        return int(number), int(step or "1")
+    except ValueError:
+        raise TypeError("a count of other numbers than ints") from None
 
 
 VIEWS: dict[type, str] = {

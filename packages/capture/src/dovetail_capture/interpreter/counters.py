@@ -7,9 +7,11 @@ captured again, with these ints symbolic from the start.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from dovetail_guards import iterators
 from dovetail_guards.source import ClosureCellSource, Source
 
 from dovetail_capture.interpreter.values.base import Constant
@@ -59,6 +61,10 @@ def _written(session: Session) -> Iterator[tuple[Source, Any]]:
                 yield sources.cell(place), value.content
         else:
             yield from _in_container(session, value)
+    for iterator in session.stepped.values():
+        if type(iterator.real) is itertools.count:
+            parts = sources.iterator_part(iterator.origin, "parts")
+            yield sources.item(parts, 0), Constant(iterators.parts(iterator.real)[0] + 1)
     for obj, fields in session.attribute_writes.values():
         holder = sources.held(obj.value)  # type: ignore[attr-defined]
         for name, (_, written) in fields.entries.items():

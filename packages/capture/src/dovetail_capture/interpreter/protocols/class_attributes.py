@@ -46,6 +46,33 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
     return found
 
 
+def written_data(vm: Interpreter, cls: type, name: str) -> Value | None:
+    """The number, text or the like that the frame assigned to this attribute of a class, or of a
+    base that the class has it from."""
+    writes = vm.session.attribute_writes
+    if not writes:
+        return None
+    owners = type.__dict__["__mro__"].__get__(cls)
+    before = [type.__dict__["__dict__"].__get__(owner) for owner in owners]
+    for owner, held in zip(owners, before, strict=True):
+        if id(owner) in writes and name in writes[id(owner)][1].entries:
+            value = writes[id(owner)][1].entries[name][1]
+            if not isinstance(value, Value) or value.python_type() not in _DATA:
+                return None
+            found = next((names[name] for names in before if name in names), MISSING)
+            vm.class_reads.setdefault((cls, name), found)
+            vm.classes_read[cls] = None
+            if vm.session.late_reads is not None:
+                vm.session.late_reads.written(name)
+            return value
+        if name in held:
+            return None
+    return None
+
+
+_DATA = (int, float, bool, str, types.NoneType)
+
+
 def guard_number(vm: Interpreter, cls: type, name: str) -> bool:
     """Guard of a number that a class has, or a base of it, only where it is and its type, if that
     is enough: its value is guarded where it is used. (A program may count in a class.)"""
@@ -188,6 +215,9 @@ def _find_class_attr(vm: Interpreter, obj: Value, cls: type, name: str) -> Value
             return vm.call(vm.held(meta_attr.fget), [obj], {})
         found = _of_own_getter(vm, meta_attr, obj, meta)
         return _class_metadata(vm, cls, name) if found is None else found
+    written = written_data(vm, cls, name)
+    if written is not None:
+        return written
     owner, attr = class_lookup(vm, cls, name)
     if attr is not MISSING:
         return bind_to_class(vm, owner, name, attr, obj, cls)

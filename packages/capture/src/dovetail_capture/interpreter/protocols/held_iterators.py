@@ -8,6 +8,7 @@ frame has changed, Python takes the next step itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,21 @@ def _enumerate(vm: Interpreter, value: HeldIterator) -> Step:
     return step
 
 
+def _count(vm: Interpreter, value: HeldIterator) -> Step:
+    try:
+        number, by = _parts_of(vm, value)
+    except TypeError as error:
+        raise cannot_step(value, f": {error}") from None
+
+    def step() -> Value:
+        nonlocal number
+        vm.session.note_iterator_step(value)
+        before, number = number, operators.binary(vm, "+", number, by, False)
+        return before
+
+    return step
+
+
 def _steps_run_no_code(vm: Interpreter, value: Value) -> bool:
     """Can a step of this iterator be taken natively, for one that goes through it?"""
     if not isinstance(value, HeldIterator):
@@ -209,5 +225,5 @@ def _steps_within(vm: Interpreter) -> Iterator[None]:
 
 
 _MAKERS: dict[type, Callable[[Interpreter, HeldIterator], Step]] = {
-    zip: _zip, map: _map, filter: _filter, enumerate: _enumerate,
+    zip: _zip, map: _map, filter: _filter, enumerate: _enumerate, itertools.count: _count,
 }  # fmt: skip

@@ -19,6 +19,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     method_of_class,
     missing,
     special_of,
+    written_data,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -78,6 +79,10 @@ def generic_get_attr(vm: Interpreter, obj: Value, name: str) -> Value:
 def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None:
     """`object.__getattribute__` without the AttributeError."""
     cls = obj.cls
+    written = written_data(vm, cls, name)
+    if written is not None:
+        found = dicts.get(vm, obj.fields, name)
+        return written if found is None else found
     owner, attr = class_lookup(vm, cls, name)
     if name == "__dict__" and not isinstance(attr, property):
         has_dict = getattr(cls, "__dictoffset__", 0) or not obj.fields.is_instance_dict
