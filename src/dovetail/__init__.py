@@ -9,6 +9,8 @@ from dovetail_capture import (
     explain_guards,
     graph_break,
     is_compiling,
+    is_dynamo_compiling,
+    is_exporting,
     mark_dynamic,
     mark_static,
     mark_unbacked,
@@ -20,7 +22,13 @@ from dovetail_capture import (
     takes_symbolic_graphs,
 )
 
-from dovetail.backends.registry import list_backends, register_backend
+from dovetail import compiler
+from dovetail.backends.registry import (
+    get_default_backend,
+    list_backends,
+    register_backend,
+    set_default_backend,
+)
 from dovetail.backward import compiled_autograd
 from dovetail.compilation import compile, compile_in_place
 from dovetail.explanation import Explanation, explain
@@ -37,12 +45,16 @@ __all__ = [
     "compile",
     "compile_in_place",
     "compiled_autograd",
+    "compiler",
     "disable",
     "error_on_graph_break",
     "explain",
     "explain_guards",
+    "get_default_backend",
     "graph_break",
     "is_compiling",
+    "is_dynamo_compiling",
+    "is_exporting",
     "list_backends",
     "mark_dynamic",
     "mark_static",
@@ -52,6 +64,7 @@ __all__ = [
     "register_backend",
     "report",
     "reset",
+    "set_default_backend",
     "set_stance",
     "substitute_in_graph",
     "takes_symbolic_graphs",

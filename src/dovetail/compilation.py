@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import torch
 from dovetail_capture import OptimizedModule, call_through, optimize
 
-from dovetail.backends.registry import Backend, lookup_backend
+from dovetail.backends.registry import Backend, get_default_backend, lookup_backend
 from dovetail.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ def compile(
             int arguments) change later; True compiles for any size at once, False anew for each
             (up to `recompile_limit`). `mark_dynamic` and `mark_static` speak of single dimensions.
         backend: a name of `list_backends()`, or `(gm, example_inputs) -> callable`; None is
-            "dovetail".
+            that of `set_default_backend`, by default "dovetail".
         mode: one of "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
         options: single options by name (`dovetail.Options`), instead of a mode. A backend that is
             not ours is given mode and options as keywords, without what is for capture.
@@ -103,7 +103,9 @@ def compile(
         return decorate
     if not callable(model):
         raise TypeError(f"compile takes a function or a module, got {type(model).__name__}")
-    resolved, chosen = lookup_backend("dovetail" if backend is None else backend, mode, options)
+    if backend is None:
+        backend = get_default_backend()
+    resolved, chosen = lookup_backend(backend, mode, options)
     if recompile_limit is not None:
         if type(recompile_limit) is not int or recompile_limit < 1:
             raise ValueError(
@@ -147,13 +149,13 @@ def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:
 
 
 def _key_of(
-    backend: str | Backend | None, mode: str | None, options: Mapping[str, Any] | None
+    backend: str | Backend, mode: str | None, options: Mapping[str, Any] | None
 ) -> tuple[Any, ...] | None:
     """What tells whether two calls have the same backend, where the backends that they make do not
     tell it."""
     if callable(backend) and mode is None and not options:
         return None
-    return ("dovetail" if backend is None else backend, mode, dict(options or {}))
+    return (backend, mode, dict(options or {}))
 
 
 def _holds_weights(model: Any, options: Options) -> bool:

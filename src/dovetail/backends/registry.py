@@ -25,6 +25,7 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 _ENTRY_POINT_GROUPS = ("dovetail_backends", "torch_dynamo_backends")
 _OURS = ("dovetail", "inductor")  # the second is the name that torch.compile's users pass
+_TORCH_REGISTRY = "torch._dynamo.backends.registry"
 _DEBUG = ("debug",)
 # Options that are capture's, whatever the backend.
 _OF_CAPTURE = ("recompile_limit", "guard_filter_fn", "on_error", "state_dict_prefix")
@@ -80,6 +81,7 @@ class _Registered:
     def __init__(self) -> None:
         self.backends: dict[str, Backend] = {}
         self.tags: dict[str, tuple[str, ...]] = {}
+        self.default: str | Backend | None = None
 
 
 _REGISTERED = _Registered()
@@ -119,6 +121,26 @@ def register_backend(
     _REGISTERED.backends[called] = compiler_fn
     _REGISTERED.tags[called] = tuple(tags)
     return compiler_fn
+
+
+def set_default_backend(backend: str | Backend | None) -> None:
+    """Let later calls of `compile` that name no backend use this one; None: ours again.
+
+    Raises:
+        TypeError: it is neither a name nor callable.
+    """
+    if backend is not None and not isinstance(backend, str) and not callable(backend):
+        raise TypeError(f"backend must be a name or a callable, got {type(backend).__name__}")
+    _REGISTERED.default = backend
+
+
+def get_default_backend() -> str | Backend:
+    """What `compile` uses where no backend is named: that of `set_default_backend`, or else the one
+    that the program set for torch.compile, or "dovetail"."""
+    if _REGISTERED.default is not None:
+        return _REGISTERED.default
+    theirs = getattr(sys.modules.get(_TORCH_REGISTRY), "_default_backend", "inductor")
+    return "dovetail" if theirs == "inductor" else theirs
 
 
 def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")) -> list[str]:
@@ -206,7 +228,7 @@ def _load(name: str, named: _Named) -> Backend:
 
 def _registered_with_torch(name: str) -> Backend | None:
     """What the program, or a package that it imported, registered with torch.compile."""
-    registry = sys.modules.get("torch._dynamo.backends.registry")
+    registry = sys.modules.get(_TORCH_REGISTRY)
     found: Backend | None = getattr(registry, "_COMPILER_FNS", {}).get(name)
     return found
 

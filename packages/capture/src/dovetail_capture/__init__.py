@@ -10,6 +10,8 @@ from dovetail_capture.api import (
     export,
     graph_break,
     is_compiling,
+    is_dynamo_compiling,
+    is_exporting,
     optimize,
     optimize_in_place,
     recompiles,
@@ -34,6 +36,7 @@ from dovetail_capture.marks import (
     nonstrict_trace,
     substitute_in_graph,
 )
+from dovetail_capture.numpy_wrapping import wrap_numpy
 from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.stance import error_on_graph_break, set_stance
@@ -64,6 +67,8 @@ __all__ = [
     "export",
     "graph_break",
     "is_compiling",
+    "is_dynamo_compiling",
+    "is_exporting",
     "mark_dynamic",
     "mark_static",
     "mark_unbacked",
@@ -76,4 +81,5 @@ __all__ = [
     "set_stance",
     "substitute_in_graph",
     "takes_symbolic_graphs",
+    "wrap_numpy",
 ]

@@ -40,6 +40,16 @@ def is_compiling() -> bool:
     return bool(getattr(_CAPTURING, "depth", 0))
 
 
+def is_dynamo_compiling() -> bool:
+    """`is_compiling`, by the name that asks for bytecode capture: there is no other here."""
+    return is_compiling()
+
+
+def is_exporting() -> bool:
+    """True while `export` captures; captured code sees it as a constant."""
+    return bool(getattr(_CAPTURING, "exports", False))
+
+
 def graph_break(msg: str = "") -> None:
     """Breaks the graph where it is called; does nothing when run."""
 
@@ -59,11 +69,14 @@ def _capture_frame(
     from dovetail_capture.interpreter import capture_frame
 
     _FOLLOWER.follow()
+    exported_before = is_exporting()
     _CAPTURING.depth = getattr(_CAPTURING, "depth", 0) + 1
+    _CAPTURING.exports = options.exports
     try:
         return capture_frame(code, func, args, options=options)
     finally:
         _CAPTURING.depth -= 1
+        _CAPTURING.exports = exported_before
 
 
 def _options(

@@ -36,28 +36,28 @@ def _in(marked: weakref.WeakSet[Any], function: Any) -> bool:
         return False
 
 
-def disable(function: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
-    """A version of `function` (or of a module's call) that runs in Python.
+def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+    """A version of `fn` (or of a module's call) that runs in Python.
 
     `recursive`: capture is off for all that it calls; else only its own frame runs plainly.
     `reason` is told where it breaks a graph. Also a decorator with arguments.
     """
-    if function is None:
+    if fn is None:
         return lambda f: disable(f, recursive, reason=reason)
-    if isinstance(function, torch.nn.Module):
-        forward = disable(function.forward, recursive, reason=reason)
-        object.__setattr__(function, "forward", forward)
-        return function
-    if isinstance(function, type):
-        init = disable(vars(function).get("__init__", object.__init__), recursive, reason=reason)
-        type.__setattr__(function, "__init__", init)
-        return function
+    if isinstance(fn, torch.nn.Module):
+        forward = disable(fn.forward, recursive, reason=reason)
+        object.__setattr__(fn, "forward", forward)
+        return fn
+    if isinstance(fn, type):
+        init = disable(vars(fn).get("__init__", object.__init__), recursive, reason=reason)
+        type.__setattr__(fn, "__init__", init)
+        return fn
     if recursive:
-        marked: Any = Switched(function, None)
-        functools.update_wrapper(marked, function)
+        marked: Any = Switched(fn, None)
+        functools.update_wrapper(marked, fn)
     else:
-        marked = function
-        skip_code(inspect.unwrap(function).__code__)
+        marked = fn
+        skip_code(inspect.unwrap(fn).__code__)
         marked.__dict__["_torchdynamo_disable_recursive"] = False
     marked.__dict__["_torchdynamo_disable"] = True
     marked.__dict__["_torchdynamo_disable_msg"] = reason
@@ -109,23 +109,23 @@ def reason_of(function: Any) -> str:
     return str(getattr(function, "_torchdynamo_disable_msg", None) or "")
 
 
-def allow_in_graph(function: F) -> F:
-    """Make calls of `function` one node of the graph: capture does not look inside."""
-    if isinstance(function, (list, tuple)):
-        return cast(F, [allow_in_graph(item) for item in function])
-    if not callable(function):
-        raise TypeError(f"allow_in_graph takes a function, got {type(function).__name__}")
-    _ALLOWED.add(function)
-    return function
+def allow_in_graph(fn: F) -> F:
+    """Make calls of `fn` one node of the graph: capture does not look inside."""
+    if isinstance(fn, (list, tuple)):
+        return cast(F, [allow_in_graph(item) for item in fn])
+    if not callable(fn):
+        raise TypeError(f"allow_in_graph takes a function, got {type(fn).__name__}")
+    _ALLOWED.add(fn)
+    return fn
 
 
-def nonstrict_trace(function: F) -> F:
+def nonstrict_trace(traceable_fn: F) -> F:
     """`allow_in_graph`, by the name of `torch.compiler`'s.
 
     Both take objects of classes that are registered with `torch.utils._pytree`, and modules, whose
     parameters get gradients. Tensors that the function closes over are constants to it.
     """
-    return allow_in_graph(function)
+    return allow_in_graph(traceable_fn)
 
 
 def is_allowed_in_graph(function: Any) -> bool:
@@ -137,11 +137,11 @@ def is_allowed_in_graph(function: Any) -> bool:
     return id(function) in ids
 
 
-def assume_constant_result(function: F) -> F:
-    """Make a call of `function` a constant: it runs once, at capture, and nothing guards what it
+def assume_constant_result(fn: F) -> F:
+    """Make a call of `fn` a constant: it runs once, at capture, and nothing guards what it
     gave."""
-    _CONSTANT.add(function)
-    return function
+    _CONSTANT.add(fn)
+    return fn
 
 
 def is_constant_result(function: Any) -> bool:
@@ -150,23 +150,23 @@ def is_constant_result(function: Any) -> bool:
 
 
 def substitute_in_graph(
-    original: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False
+    original_fn: Any, *, can_constant_fold_through: bool = False, skip_signature_check: bool = False
 ) -> Callable[[F], F]:
-    """Let captured code call the decorated Python function where it calls `original`, a function
+    """Let captured code call the decorated Python function where it calls `original_fn`, a function
     that capture cannot look into.
 
     `can_constant_fold_through` is accepted for `torch.compiler`'s sake: the substitute is always
     interpreted, which gives a constant where its arguments are constants.
     """
-    if not callable(original):
-        raise TypeError(f"substitute_in_graph takes a function, got {type(original).__name__}")
+    if not callable(original_fn):
+        raise TypeError(f"substitute_in_graph takes a function, got {type(original_fn).__name__}")
 
     def register(substitute: F) -> F:
         if not skip_signature_check:
-            _check_signatures(original, substitute)
-        if id(original) in _SUBSTITUTES:
-            raise ValueError(f"{original!r} has a substitute already")
-        _SUBSTITUTES[id(original)] = (original, substitute)
+            _check_signatures(original_fn, substitute)
+        if id(original_fn) in _SUBSTITUTES:
+            raise ValueError(f"{original_fn!r} has a substitute already")
+        _SUBSTITUTES[id(original_fn)] = (original_fn, substitute)
         return substitute
 
     return register

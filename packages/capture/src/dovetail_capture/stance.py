@@ -18,6 +18,7 @@ STANCES = (
     "eager_on_recompile",
     "fail_on_recompile",
     "eager_then_compile",
+    "aot_eager_then_compile",
 )
 
 
@@ -60,12 +61,26 @@ class set_stance:
     "eager_on_recompile" what was compiled is used, and a call that fits none of it runs
     uncompiled; with "fail_on_recompile" such a call is an error. With "eager_then_compile" the
     first call of a function runs uncompiled; where the second one's sizes differ from it, they are
-    compiled as dynamic ones.
+    compiled as dynamic ones. "aot_eager_then_compile" does the same: checkpoints save memory in a
+    call that runs uncompiled, too.
+
+    `skip_guard_eval_unsafe` is accepted for `torch.compiler`'s sake: guards are checked all the
+    same. Another backend for the time being (`force_backend`) is not there.
     """
 
-    def __init__(self, stance: str = "default") -> None:
+    def __init__(
+        self,
+        stance: str = "default",
+        *,
+        skip_guard_eval_unsafe: bool = False,
+        force_backend: str | Callable[..., Any] | None = None,
+    ) -> None:
         if stance not in STANCES:
             raise ValueError(f"unknown stance {stance!r}; one of {', '.join(STANCES)}")
+        if force_backend is not None:
+            raise NotImplementedError(
+                "set_stance takes no force_backend: compile the function again with that backend"
+            )
         if active() is not None:
             raise RuntimeError("set_stance cannot be called inside a compiled function")
         self.stance = stance

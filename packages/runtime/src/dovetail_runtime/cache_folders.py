@@ -61,6 +61,15 @@ class CacheFolders:
         self._ready: dict[tuple[Path, str], Path] = {}
         self._temporary: Path | None = None
         self._warned: set[Path] = set()
+        self._used: dict[tuple[str, Path, str], None] = {}
+
+    def note_use(self, kind: str, folder: Path, name: str) -> None:
+        """This process made, or found, the entry `name` of `folder`."""
+        self._used[kind, folder, name] = None  # (one operation: no lock)
+
+    def used(self) -> list[tuple[str, Path, str]]:
+        """Kind, folder and name of each entry that this process made or found."""
+        return list(self._used)
 
     def folder(self, root: Path, kind: str, *, executable: bool) -> Path:
         """`root/kind`, created and checked at its first use, or what stands for it. `executable`:

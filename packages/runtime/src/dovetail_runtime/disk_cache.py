@@ -130,7 +130,35 @@ class DiskCache:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.discard(name, f"{_KEY_FILE}: {error}")
             return None
+        cache_folders().note_use(self.kind, path.parent, name)
         return Entry(self, path, digests)
+
+    def adopt(self, name: str, files: Mapping[str, bytes]) -> bool:
+        """Make the entry `name` of the files of another cache's entry, `key.json` included; whether
+        there is one now. Files that are not those that `key.json` tells of are refused."""
+        digests = {
+            file: hashlib.sha256(data).hexdigest()
+            for file, data in files.items()
+            if file != _KEY_FILE
+        }
+        try:
+            record = json.loads(files[_KEY_FILE])
+            sound = record["name"] == name and record["files"] == digests
+        except (ValueError, KeyError, TypeError):
+            sound = False
+        if not sound or any("/" in part or part.startswith(".") for part in (name, *files)):
+            return False
+        if self.entry(name) is not None:
+            return True
+        with unfinished_entry(self.directory) as scratch:
+            for file, data in files.items():
+                (scratch / file).write_bytes(data)
+                _sealed(scratch / file, durable=False)
+            try:
+                os.rename(scratch, self.directory / name)
+            except OSError:
+                pass  # another process was first
+        return self.entry(name) is not None
 
     def put(self, parts: KeyParts, fill: Callable[[Path], None], *, durable: bool = True) -> Entry:
         """Make an entry: `fill` writes its files into the directory it is given, and is called
@@ -173,6 +201,7 @@ class DiskCache:
         # The digest decides when to look: no counter that processes would have to share.
         if int(path.name[:8], 16) % _LOOK_EVERY == 0:
             self._look()
+        cache_folders().note_use(self.kind, directory, path.name)
         return Entry(self, path, digests)
 
     def discard(self, name: str, reason: str) -> None:

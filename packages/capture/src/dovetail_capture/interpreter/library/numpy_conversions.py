@@ -75,6 +75,15 @@ def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return ArrayValue(tensor, np.ndarray)
 
 
+def wrapped_array(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """A tensor that `wrap_numpy` passes as an array: one with gradients, or on a GPU, too."""
+    tensor = args[0]
+    if not isinstance(tensor, TensorValue) or tensor.fake.is_conj():
+        return PASS
+    numpy_dtype(tensor.fake.dtype)
+    return ArrayValue(tensor, np.ndarray)
+
+
 def over_memory(vm: Interpreter, value: Value) -> Value:
     """The value with arrays over their memory in place of tensors."""
     if isinstance(value, TensorValue):

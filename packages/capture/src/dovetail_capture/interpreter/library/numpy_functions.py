@@ -36,6 +36,7 @@ from dovetail_capture.interpreter.library.numpy_conversions import (
     tensor_numpy,
     tensor_of,
     tolist,
+    wrapped_array,
 )
 from dovetail_capture.interpreter.library.numpy_copies import (
     COPIED,
@@ -61,6 +62,7 @@ from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.numpy_wrapping import array_of
 
 try:
     import numpy as np
@@ -490,6 +492,7 @@ def _fill_tables() -> None:
     HANDLERS[np.empty] = made(np.zeros)  # whatever is in it
     HANDLERS[np.ndarray.astype] = astype
     HANDLERS[torch.Tensor.numpy] = tensor_numpy
+    HANDLERS[array_of] = wrapped_array
     HANDLERS[np.ndarray.tolist] = tolist
     HANDLERS[np.ndarray.item] = HANDLERS[np.generic.item] = item
     questions: tuple[Any, ...] = (np.iscomplexobj, np.isrealobj, np.ndim, np.shape, np.size)

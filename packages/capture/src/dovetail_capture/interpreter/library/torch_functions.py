@@ -254,6 +254,11 @@ def is_compiling(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return Constant(vm.session.compiling)
 
 
+def is_exporting(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """Whether the program is exported."""
+    return Constant(vm.session.exports)
+
+
 def folded(fn: Callable[..., Any]) -> Handler:
     """Run at capture; the settings it reads are guarded: most of them for every captured frame."""
     setting = _SETTINGS.get(fn)
@@ -405,7 +410,7 @@ HANDLERS: dict[Any, Handler] = {
     types.WrapperDescriptorType.__get__: method_get,
     torch.compiler.is_compiling: is_compiling,
     torch.compiler.is_dynamo_compiling: is_compiling,
-    torch.compiler.is_exporting: always(False),
+    torch.compiler.is_exporting: is_exporting,
     # Marks for another compiler's recorded graphs, which count them: ours need none.
     torch.compiler.cudagraph_mark_step_begin: always(None),
     **{

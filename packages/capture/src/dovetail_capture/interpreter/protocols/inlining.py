@@ -45,6 +45,10 @@ def _is_compiling(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
     return vm.call(Constant(torch.compiler.is_compiling), args, kwargs)
 
 
+def _is_exporting(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return vm.call(Constant(torch.compiler.is_exporting), args, kwargs)
+
+
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
 def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
     vm.session.error_blocks.append((args[0], vm.truth(vm.get_attr(args[0], "flag"))))
@@ -71,6 +75,8 @@ _TORCH_BLOCKS, _TORCH_BLOCK = "torch._dynamo.decorators", "ErrorOnGraphBreakDeco
 _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): _is_compiling,
+    ("dovetail_capture.api", "is_dynamo_compiling"): _is_compiling,
+    ("dovetail_capture.api", "is_exporting"): _is_exporting,
     # Code that is captured is none of those that it tells.
     ("dovetail_capture.optimized_module", "OptimizedModule._is_asked_by"): (
         lambda vm, args, kw: Constant(False)

@@ -1,0 +1,1 @@
+"""The settings of `torch.compiler.config`. (Those of the compiler are in `dovetail.config`.)"""
