@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, TypeVar, overload
@@ -66,6 +66,28 @@ _NAMED: Mapping[str, _Named] = {
     "tvm": _Named("tvm", packages=("tvm", "onnx"), makes=True),
 }
 
+
+@dataclass(frozen=True)
+class _Imported:
+    """A backend that `package`, when it is imported, registers with torch.compile as `name`.
+    `requirement` installs it; `defaults` are options that it is given unless told otherwise."""
+
+    package: str
+    name: str
+    requirement: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+# (Torch-TensorRT would run what it fails for as it is, with no more than a line of a log.)
+_TENSORRT = _Imported(
+    "torch_tensorrt", "torch_tensorrt", "torch-tensorrt", {"pass_through_build_failures": True}
+)
+_IMPORTED: Mapping[str, _Imported] = {
+    "tensorrt": _TENSORRT,
+    "torch_tensorrt": _TENSORRT,
+    "ipex": _Imported("intel_extension_for_pytorch", "ipex", "intel-extension-for-pytorch"),
+}
+
 # Names of torch.compile's that mean nothing here, with the reason.
 _REFUSED: Mapping[str, str] = {
     "invoke_subgraph": "it makes one operator of a graph for a trace around torch.compile, and "
@@ -116,7 +138,7 @@ def register_backend(
     if not callable(compiler_fn):
         raise TypeError(f"a backend is a callable, got {type(compiler_fn).__name__}")
     called: str = name or compiler_fn.__name__
-    if called in _REGISTERED.backends or called in _NAMED or called in _OURS:
+    if any(called in names for names in (_REGISTERED.backends, _NAMED, _IMPORTED, _OURS)):
         raise ValueError(f"there is a backend named {called!r} already")
     _REGISTERED.backends[called] = compiler_fn
     _REGISTERED.tags[called] = tuple(tags)
@@ -151,9 +173,10 @@ def list_backends(exclude_tags: Sequence[str] | None = ("debug", "experimental")
     """
     excluded = set(exclude_tags or ())
     tags = {name: named.tags for name, named in _NAMED.items() if named.installed()}
+    tags |= {n: () for n, imported in _IMPORTED.items() if find_spec(imported.package) is not None}
     tags |= _REGISTERED.tags
     published = {point.name for group in _ENTRY_POINT_GROUPS for point in entry_points(group=group)}
-    untagged = published.difference(_NAMED, _OURS)
+    untagged = published.difference(_NAMED, _IMPORTED, _OURS)
     kept = {name for name, own in tags.items() if excluded.isdisjoint(own)}
     return sorted({*_OURS, *kept, *untagged})
 
@@ -186,8 +209,10 @@ def lookup_backend(
     told: dict[str, Any] = {}
     if mode not in (None, "default"):
         told["mode"] = mode
-    if options and len(own) < len(options):
-        told["options"] = {k: v for k, v in options.items() if k not in own}
+    imported = _IMPORTED.get(backend) if isinstance(backend, str) else None
+    defaults = {} if imported is None else imported.defaults
+    if defaults or len(own) < len(options or {}):
+        told["options"] = {**defaults, **{k: v for k, v in (options or {}).items() if k not in own}}
     found = _told(backend, _find(backend), told, made=named is not None and named.makes)
     return found, resolve_options(None, own)
 
@@ -202,6 +227,8 @@ def _find(backend: str | Backend) -> Backend:
         raise ValueError(f"backend {backend!r} is not one of Dovetail's: {_REFUSED[backend]}")
     if backend in _NAMED:
         return _load(backend, _NAMED[backend])
+    if backend in _IMPORTED:
+        return _import(backend, _IMPORTED[backend])
     if backend in _REGISTERED.backends:
         return _REGISTERED.backends[backend]
     for group in _ENTRY_POINT_GROUPS:
@@ -223,6 +250,21 @@ def _load(name: str, named: _Named) -> Backend:
         )
     module = importlib.import_module(f"dovetail.backends.{named.module}")
     found: Backend = getattr(module, named.function or name)
+    return found
+
+
+def _import(name: str, imported: _Imported) -> Backend:
+    if find_spec(imported.package) is None:
+        raise ImportError(
+            f"backend {name!r} needs {imported.package}, which is not installed: "
+            f"pip install {imported.requirement}"
+        )
+    importlib.import_module(imported.package)
+    found = _registered_with_torch(imported.name)
+    if found is None:
+        raise ImportError(
+            f"{imported.package} was imported, and registered no backend {imported.name!r}"
+        )
     return found
 
 
