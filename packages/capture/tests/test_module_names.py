@@ -10,6 +10,7 @@ import dovetail_capture as dc
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 
 def backend(gm, inputs):
@@ -195,6 +196,54 @@ def test_what_is_registered_is_registered_with_the_wrapped_module():
     assert {p.dtype for p in inner.parameters()} == {torch.float64}
     del inner[2]
     assert [n for n, _ in module.named_modules()][2:] == ["0", "1", "2", "3"] and len(module) == 4
+
+
+class Scaled(nn.Module):
+    """A module with parameters and buffers of its own beside those of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.part = nn.Parameter(torch.ones(2)), nn.Linear(2, 2)
+        self.register_buffer("shift", torch.ones(2))
+
+    def forward(self, x):
+        return self.part(x) * self.scale + self.shift
+
+
+@FORMS
+@pytest.mark.parametrize("nested", [False, True])
+def test_functional_calls_put_tensors_in_the_place_of_named_ones(form, nested):
+    inner = Scaled()
+    module = nn.Sequential(form(inner)) if nested else form(inner)
+    given = {name: torch.full_like(x, 2.0) for name, x in module.named_parameters()}
+    kept, x = inner.scale, torch.ones(3, 2)
+    got = torch.func.functional_call(module, given, x)
+    assert torch.equal(got, (x * 2).sum(1, keepdim=True).expand(3, 2) * 2 + 2 * 2 + 1)
+    assert inner.scale is kept
+    loss = torch.func.grad(lambda p: torch.func.functional_call(module, p, x).sum())
+    assert torch.equal(next(iter(loss(given).values())), torch.full((2,), 18.0))
+
+
+def test_an_ensemble_of_optimized_modules():
+    parts = [optimize(Scaled()) for _ in range(2)]
+    parameters, buffers = torch.func.stack_module_state(parts)
+    base, x = optimize(Scaled()), torch.ones(3, 2)
+    got = torch.vmap(lambda p, b: torch.func.functional_call(base, (p, b), x))(parameters, buffers)
+    torch.testing.assert_close(got, torch.stack([part(x) for part in parts]))
+
+
+def test_passes_that_move_a_parameter():
+    """Pruning and the older norms of weights compute a parameter of another one in a hook."""
+    inner = nn.Linear(2, 2)
+    module = optimize(inner)
+    prune.l1_unstructured(module, "weight", 0.5)
+    assert [name for name, _ in module.named_parameters()] == ["bias", "weight_orig"]
+    assert torch.equal(module(torch.zeros(1, 2)), inner.bias[None])
+    assert int((inner.weight == 0).sum()) == 2
+    with pytest.raises(ValueError, match="does not have a parameter"):
+        nn.utils.parametrizations.weight_norm(optimize(nn.Linear(2, 2)))
+    assert module.get_buffer("weight_mask") is inner.weight_mask
+    assert nn.Sequential(module).get_parameter("0.bias") is inner.bias
 
 
 def test_an_attribute_of_the_class_is_set_on_the_wrapper():

@@ -17,8 +17,11 @@ from dovetail_capture import state_dict_names as names
 from dovetail_capture.state_dict_names import INNER
 
 _OWN = frozenset({INNER, "capture_context", "forward"})
-# Tables of the wrapped module that serve as the wrapper's.
+# Tables of the wrapped module that serve as the wrapper's: a name in `named_parameters` or in a
+# state dict may be that of the wrapper and of an entry in one of its tables.
 _SHARED = (
+    "_parameters",
+    "_buffers",
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
@@ -35,6 +38,8 @@ _READS_NAMES = frozenset(
 )
 # Code that expects names as torch.compile's wrapper gives them of whatever has an `_orig_mod`.
 _EXPECTS_PREFIX = frozenset({"peft.utils.hotswap"})
+# Code that gives a module a class with a property for one of its parameters: the wrapper has none.
+_CHANGES_CLASS = frozenset({"torch.nn.utils.parametrize"})
 
 
 def _torchs_class() -> type | None:
@@ -205,6 +210,8 @@ class OptimizedModule(torch.nn.Module):
             raise AttributeError(name)
         if name == "_modules":
             return Submodules(self)
+        if name in ("_parameters", "_buffers") and self._is_asked_by(_CHANGES_CLASS):
+            return {}
         if name == "__signature__":  # of the module itself
             return inspect.signature(self._orig_mod.forward)
         if name == "_compile_kwargs":  # what Lightning Fabric compiles the module with again
@@ -270,6 +277,17 @@ class OptimizedModule(torch.nn.Module):
                 memo.add(self)
             yield prefix, self
             yield from self._orig_mod.named_modules(memo, prefix, remove_duplicate)
+
+    def _named_members(
+        self, members: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        # Its own are none: who goes through all modules finds the wrapped module's there.
+        if recurse:
+            yield from self._orig_mod._named_members(members, prefix, recurse, remove_duplicate)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OptimizedModule:
+        self._orig_mod._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def register_buffer(self, *args: Any, **kwargs: Any) -> None:
         """Register a buffer with the wrapped module."""
@@ -362,6 +380,8 @@ class PrefixedModule(OptimizedModule):
 
     named_children = torch.nn.Module.named_children
     named_modules = torch.nn.Module.named_modules
+    _named_members = torch.nn.Module._named_members  # type: ignore[assignment]
+    _apply = torch.nn.Module._apply
     register_buffer = torch.nn.Module.register_buffer
     register_parameter = torch.nn.Module.register_parameter
     add_module = torch.nn.Module.add_module
