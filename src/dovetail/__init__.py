@@ -5,18 +5,23 @@ from dovetail_capture import (
     allow_in_graph,
     assume_constant_result,
     disable,
+    dont_skip_tracing,
     error_on_graph_break,
     explain_guards,
+    forbid_in_graph,
     graph_break,
     is_compiling,
     is_dynamo_compiling,
     is_exporting,
     mark_dynamic,
     mark_static,
+    mark_static_address,
     mark_unbacked,
+    maybe_mark_dynamic,
     nonstrict_trace,
     recompiles,
     reset,
+    run,
     set_stance,
     substitute_in_graph,
     takes_symbolic_graphs,
@@ -31,8 +36,9 @@ from dovetail.backends.registry import (
 )
 from dovetail.backward import compiled_autograd
 from dovetail.compilation import compile, compile_in_place
+from dovetail.compiler.regions import cudagraph_mark_step_begin
 from dovetail.explanation import Explanation, explain
-from dovetail.options import Options
+from dovetail.options import Options, list_mode_options, list_options
 from dovetail.report import Report, report
 
 __all__ = [
@@ -46,24 +52,32 @@ __all__ = [
     "compile_in_place",
     "compiled_autograd",
     "compiler",
+    "cudagraph_mark_step_begin",
     "disable",
+    "dont_skip_tracing",
     "error_on_graph_break",
     "explain",
     "explain_guards",
+    "forbid_in_graph",
     "get_default_backend",
     "graph_break",
     "is_compiling",
     "is_dynamo_compiling",
     "is_exporting",
     "list_backends",
+    "list_mode_options",
+    "list_options",
     "mark_dynamic",
     "mark_static",
+    "mark_static_address",
     "mark_unbacked",
+    "maybe_mark_dynamic",
     "nonstrict_trace",
     "recompiles",
     "register_backend",
     "report",
     "reset",
+    "run",
     "set_default_backend",
     "set_stance",
     "substitute_in_graph",
