@@ -102,6 +102,20 @@ def test_error_on_graph_break(inside: bool, graphs: Count) -> None:
     counted(prints, graphs)(x)
 
 
+def test_disabled_without_what_it_calls(graphs: Count) -> None:
+    def inner(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @torch.compiler.disable(recursive=False)
+    def plain(x: Tensor) -> Tensor:
+        return inner(x) * 3
+
+    run = counted(lambda x: plain(x), graphs)
+    torch.testing.assert_close(run(torch.ones(2)), torch.ones(2).sin() * 3)
+    (graph,) = graphs
+    assert [n.name for n in graph.graph.nodes if n.op.startswith("call")] == ["sin"]
+
+
 _FIRST_SET_LATER = """
 import sys, torch
 from dovetail_capture import optimize

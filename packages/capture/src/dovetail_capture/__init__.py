@@ -21,6 +21,7 @@ from dovetail_capture.api import (
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
 from dovetail_capture.compile_log import CompileLog
 from dovetail_capture.dim_marks import (
+    has_static_address,
     mark_dynamic,
     mark_static,
     mark_static_address,
@@ -39,14 +40,13 @@ from dovetail_capture.marks import (
     allow_in_graph,
     assume_constant_result,
     disable,
-    forbid_in_graph,
     nonstrict_trace,
     substitute_in_graph,
 )
 from dovetail_capture.numpy_wrapping import wrap_numpy
 from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.stance import dont_skip_tracing, error_on_graph_break, run, set_stance
+from dovetail_capture.stance import error_on_graph_break, set_stance
 
 __all__ = [
     "BackendError",
@@ -68,13 +68,12 @@ __all__ = [
     "call_through",
     "context_of",
     "disable",
-    "dont_skip_tracing",
     "error_on_graph_break",
     "explain",
     "explain_guards",
     "export",
-    "forbid_in_graph",
     "graph_break",
+    "has_static_address",
     "is_compiling",
     "is_dynamo_compiling",
     "is_exporting",
@@ -88,7 +87,6 @@ __all__ = [
     "optimize_in_place",
     "recompiles",
     "reset",
-    "run",
     "run_graph",
     "set_stance",
     "substitute_in_graph",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -27,10 +26,9 @@ from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disa
 from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule, call_through
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.regions import Regions, code_of, same_backend
-from dovetail_capture.stance import stance_changed
+from dovetail_capture.stance import CONTEXTS, stance_changed
 from dovetail_capture.torch_switches import TorchFollower
 
-_CONTEXTS: weakref.WeakSet[CaptureContext] = weakref.WeakSet()
 _REGIONS = Regions()
 _CAPTURING = threading.local()
 
@@ -118,7 +116,7 @@ def make_context(
         isolate_recompiles=isolate_recompiles,
         backend_key=backend_key,
     )
-    _CONTEXTS.add(context)
+    CONTEXTS.add(context)
     _FOLLOWER.follow()
     return context
 
@@ -285,7 +283,7 @@ def export(
 def reset() -> None:
     """Forget everything compiled, in every context."""
     _REGIONS.forget_unused()
-    for context in list(_CONTEXTS):
+    for context in list(CONTEXTS):
         context.reset()
 
 

@@ -56,11 +56,13 @@ class NeedsStaticGraphs(Exception):
 @dataclass(frozen=True)
 class Asked:
     """What the caller asks of a run: whether the graph may break, whether the frame was captured
-    for a backend that gets graphs without symbols, and what becomes of an internal error."""
+    for a backend that gets graphs without symbols, what becomes of an internal error, and whether
+    errors of any backend are passed over (torch's `suppress_errors`)."""
 
     breaks_allowed: bool
     static: bool
     on_error: OnError
+    suppressed: bool = False
 
 
 def run_backend(
@@ -134,7 +136,7 @@ def _uncompiled(
     graph = frame.graph
     assert graph is not None
     compiler = traits_of(backend).compiler
-    recovers = compiler and asked.on_error == "run_uncompiled"
+    recovers = asked.suppressed or (compiler and asked.on_error == "run_uncompiled")
     mistake = compiler and is_mistake(error)
     if recovers and mistake:
         _note(error, code, graph, log)

@@ -7,6 +7,7 @@ frames. The hook finds the frames' entries by itself; only a miss comes here.
 from __future__ import annotations
 
 import builtins
+import inspect
 import linecache
 import time
 import weakref
@@ -60,7 +61,6 @@ from dovetail_capture.recompiles import (
     replaced_objects,
     same_case,
     sizes_of,
-    wants_gone_tensor,
 )
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.signal_errors import handlers_raise
@@ -70,9 +70,10 @@ from dovetail_capture.skip import (
     opens_checkpoint,
     runs_with_capture_off,
 )
-from dovetail_capture.stance import breaks_are_errors, current_stance
+from dovetail_capture.stance import breaks_are_errors, current_stance, forced_backend
 from dovetail_capture.stepping.table import Stepping, stepping_of
 from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept, warn_caller
+from dovetail_capture.torch_switches import captures_data, suppresses_errors
 from dovetail_capture.unwinding import leave_blocks
 
 Capture = Callable[..., CapturedFrame]
@@ -263,6 +264,9 @@ class CaptureContext(_frame_hook.Context):
             return None
         if without_others_marks(func) is not func:
             return None  # what it calls is captured; its code is that of all disabled functions
+        if getattr(func, "_torchdynamo_disable_recursive", None) is False:
+            _frame_hook.skip_code(inspect.unwrap(func).__code__)
+            return None  # (torch's wrappers of this kind have one code, which others share)
         if runs_with_capture_off(code):
             if is_disabled(func):  # (with code that it shares with what is not)
                 return self.hook.add(code, _is_disabled_for_all, code)
@@ -270,8 +274,7 @@ class CaptureContext(_frame_hook.Context):
         if opens_checkpoint(code):
             raise CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
         if getattr(func, "_torchdynamo_disable", False):
-            recursive = getattr(func, "_torchdynamo_disable_recursive", True)
-            return _frame_hook.SKIP if recursive is False else _frame_hook.OFF
+            return _frame_hook.OFF
         stepping = stepping_of(code)
         if stepping is not None:
             self._tell_of_step(code, stepping)
@@ -430,12 +433,6 @@ class CaptureContext(_frame_hook.Context):
         version = Version(guards, made_for, weakref.ref(entry))
         facts.versions = (*facts.versions, version)
         self._discard_with_objects(code, facts, version)
-        for old in facts.stale:
-            old_entry = old.entry()
-            if old_entry is not None:
-                self.discard(code, old_entry)
-            facts.drop(old)
-        facts.stale = ()
         return entry
 
     def _discard_with_objects(self, code: CodeType, facts: CodeFacts, version: Version) -> None:
@@ -501,6 +498,8 @@ class CaptureContext(_frame_hook.Context):
             options = replace(options, refused=facts.refused)
         if self._continuations.unwinding(code) is not None:
             options = replace(options, unwinds=True)
+        if captures_data():
+            options = replace(options, captures_data=True)
         return options
 
     def _leave(self, code: CodeType, way: Way, error: BaseException, *frame: Any) -> None:
@@ -533,8 +532,11 @@ class CaptureContext(_frame_hook.Context):
         static = bool(self._static_graphs)
         if static and (self.options.dynamic or facts.sizes):
             self.log.add("static graph", code, self._static_graphs)
-        asked = Asked(breaks_allowed, static, self.options.on_error)
-        return run_backend(self.backend, code, frame, facts, self.log, asked)
+        suppressed = suppresses_errors()
+        asked = Asked(breaks_allowed, static, self.options.on_error, suppressed)
+        forced = forced_backend()
+        backend = self.backend if forced is None else forced
+        return run_backend(backend, code, frame, facts, self.log, asked)
 
     def _checked_guard(
         self, code: CodeType, func: FunctionType, args: tuple[Any, ...], guards: GuardSet
@@ -562,7 +564,6 @@ class CaptureContext(_frame_hook.Context):
         if same < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reasons[-1] if reasons else "")
             layers = self._layers(code, facts)
-            facts.stale = tuple(v for v in known if wants_gone_tensor(v.guards, view))
             for version in known:
                 facts.replaced |= replaced_objects(version.guards, view, layers)
                 if self.options.dynamic is not False:

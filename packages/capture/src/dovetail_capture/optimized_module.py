@@ -130,6 +130,10 @@ class OptimizedModule(torch.nn.Module):
         object.__setattr__(self, "capture_context", context)
         object.__setattr__(self, "forward", optimized_call)
 
+    def prefixed(self) -> PrefixedModule:
+        """The same with the names of torch.compile's: parameters' begin with `_orig_mod.`."""
+        return PrefixedModule(self._orig_mod, self.forward, self.capture_context)
+
     def _settle(self, module: torch.nn.Module) -> None:
         """Take up the wrapped module once the tables of a module are there."""
         for name in _SHARED:

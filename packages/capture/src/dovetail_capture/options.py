@@ -29,8 +29,10 @@ class CaptureOptions:
     begins in, if its graph raises. `exports`: the graph is for calls that no guard checks,
     those with gradients too. `on_error`: an error inside the compiler lets a graph, or a frame, run
     uncompiled, with a warning, or is raised (always under `fullgraph`, if it is capture's: there is
-    no whole graph then). `is_disabled` tells functions that must run in Python (a graph break);
-    `is_allowed_in_graph` tells functions that become one call node without being looked into.
+    no whole graph then). `captures_data`: what only tensors' data tells (`.item()`, the size of a
+    `nonzero`) stays in the graph, as under `fullgraph`, where it would break it. `is_disabled`
+    tells functions that must run in Python (a graph break); `is_allowed_in_graph` tells functions
+    that become one call node without being looked into.
     """
 
     fullgraph: bool = False
@@ -42,6 +44,7 @@ class CaptureOptions:
     exports: bool = False
     unwinds: bool = False
     on_error: OnError = ON_ERROR
+    captures_data: bool = False
     refused: Mapping[int, str] = field(default_factory=dict)
     is_disabled: Callable[[Any], bool] = field(default=_no_function)
     is_allowed_in_graph: Callable[[Any], bool] = field(default=_no_function)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -20,21 +22,32 @@ STANCES = (
     "eager_then_compile",
     "aot_eager_then_compile",
 )
+_SAME = {"aot_eager_then_compile": "eager_then_compile"}
+
+CONTEXTS: weakref.WeakSet[Any] = weakref.WeakSet()  # all capture contexts that are alive
+
+
+@dataclass(frozen=True)
+class _Stance:
+    """A stance, and the backend that compiles whatever another was asked for, if one does."""
+
+    name: str = "default"
+    backend: Callable[..., Any] | None = None
 
 
 class _State:
     """The process's stance, as with `torch.compiler.set_stance`: threads share it."""
 
-    stance = "default"
+    stance = _Stance()
     error_on_graph_break: bool | None = None
 
 
 def current_stance() -> str:
     """The stance in force: that of `set_stance`, or else torch.compile's."""
-    if _State.stance != "default":
-        return _State.stance
+    if _State.stance.name != "default":
+        return _State.stance.name
     theirs = torch_stance()
-    return theirs if theirs in STANCES else "default"
+    return _SAME.get(theirs, theirs) if theirs in STANCES else "default"
 
 
 def breaks_are_errors() -> bool:
@@ -49,8 +62,17 @@ def stance_changed() -> None:
     force_eager(current_stance() == "force_eager")
 
 
-def _enter(stance: str) -> None:
+def forced_backend() -> Callable[..., Any] | None:
+    """The backend of the stance in force."""
+    return _State.stance.backend
+
+
+def _enter(stance: _Stance) -> None:
+    changed = stance.backend is not _State.stance.backend
     _State.stance = stance
+    if changed:  # what is compiled is another backend's
+        for context in list(CONTEXTS):
+            context.reset()
     stance_changed()
 
 
@@ -61,11 +83,11 @@ class set_stance:
     "eager_on_recompile" what was compiled is used, and a call that fits none of it runs
     uncompiled; with "fail_on_recompile" such a call is an error. With "eager_then_compile" the
     first call of a function runs uncompiled; where the second one's sizes differ from it, they are
-    compiled as dynamic ones. "aot_eager_then_compile" does the same: checkpoints save memory in a
-    call that runs uncompiled, too.
+    compiled as dynamic ones. "aot_eager_then_compile" is the same here.
 
-    `skip_guard_eval_unsafe` is accepted for `torch.compiler`'s sake: guards are checked all the
-    same. Another backend for the time being (`force_backend`) is not there.
+    `force_backend`, a callable, compiles meanwhile what another backend was asked for: all is
+    compiled anew, and once more when it ends. `skip_guard_eval_unsafe` changes nothing: guards are
+    always checked.
     """
 
     def __init__(
@@ -73,19 +95,17 @@ class set_stance:
         stance: str = "default",
         *,
         skip_guard_eval_unsafe: bool = False,
-        force_backend: str | Callable[..., Any] | None = None,
+        force_backend: Callable[..., Any] | None = None,
     ) -> None:
         if stance not in STANCES:
             raise ValueError(f"unknown stance {stance!r}; one of {', '.join(STANCES)}")
-        if force_backend is not None:
-            raise NotImplementedError(
-                "set_stance takes no force_backend: compile the function again with that backend"
-            )
+        if force_backend is not None and stance != "default":
+            raise RuntimeError("force_backend goes with the stance 'default' alone")
         if active() is not None:
             raise RuntimeError("set_stance cannot be called inside a compiled function")
-        self.stance = stance
+        self.stance = _Stance(_SAME.get(stance, stance), force_backend)
         self.before = _State.stance
-        _enter(stance)
+        _enter(self.stance)
 
     def __enter__(self) -> None:
         _enter(self.stance)
@@ -140,58 +160,3 @@ class error_on_graph_break:
                 return function(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
-
-
-class _PriorCode:
-    """The stance "eager_on_recompile" within a `with` block, or during calls of a function."""
-
-    def __init__(self) -> None:
-        self.before: list[str] = []
-
-    def __enter__(self) -> None:
-        self.before.append(_State.stance)
-        _enter("eager_on_recompile")
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        _enter(self.before.pop())
-
-    def __call__(self, function: F) -> F:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with _PriorCode():
-                return function(*args, **kwargs)
-
-        return wrapper  # type: ignore[return-value]
-
-
-def run(fn: Any = None) -> Any:
-    """Compile nothing new in calls of `fn`, or in a `with` block: what was compiled is used, and
-    calls that fit none of it run uncompiled."""
-    return _PriorCode() if fn is None else _PriorCode()(fn)
-
-
-class _NothingSkipped:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        pass
-
-    def __call__(self, function: F) -> F:
-        return function
-
-
-def dont_skip_tracing(fn: Any = None) -> Any:
-    """Look into all functions that captured code calls, in a `with` block or in calls of `fn`.
-    That is always so: only frames that Python itself calls, torch's own say, run as they are."""
-    return _NothingSkipped() if fn is None else fn

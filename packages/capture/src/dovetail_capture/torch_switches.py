@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ _FRONT_END = "torch._dynamo.eval_frame"
 
 
 def torch_stance() -> str:
-    """The stance of `torch.compiler.set_stance`; "force_eager" where torch.compile is disabled."""
-    if _DISABLED or _setting("torch._dynamo.config", "disable") is True:
+    """The stance of `torch.compiler.set_stance`; "force_eager" where compiling is disabled."""
+    if _DISABLED or _Own.switches.disabled or _setting("torch._dynamo.config", "disable") is True:
         return "force_eager"
     return str(getattr(_setting(_FRONT_END, "_stance"), "stance", "default"))
 
@@ -32,6 +33,46 @@ def torch_stance() -> str:
 def torch_breaks_are_errors() -> bool:
     """Is a graph break an error by `torch._dynamo.error_on_graph_break`?"""
     return _setting("torch._dynamo.utils", "_error_on_graph_break") is True
+
+
+def torch_config(name: str) -> Any:
+    """A setting of `torch._dynamo.config` that the program has changed; else None."""
+    config = sys.modules.get("torch._dynamo.config")
+    is_default: Callable[[str], bool] | None = getattr(config, "_is_default", None)
+    if is_default is None or is_default(name):
+        return None
+    return getattr(config, name)
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What holds for every compiled function of the process. `captures_data`: `.item()` and sizes
+    that data tells stay in graphs; `suppress_errors`: what a backend fails on runs uncompiled;
+    `disabled`: everything runs as it is."""
+
+    captures_data: bool = False
+    suppress_errors: bool = False
+    disabled: bool = False
+
+
+class _Own:
+    switches = Switches()
+
+
+def set_switches(switches: Switches) -> None:
+    """What holds from here on, beside what torch.compile is told."""
+    _Own.switches = switches
+
+
+def captures_data() -> bool:
+    """Do `.item()`, and sizes that data tells, stay in graphs: by our switch, or by torch's?"""
+    names = ("capture_scalar_outputs", "capture_dynamic_output_shape_ops")
+    return _Own.switches.captures_data or any(torch_config(name) is True for name in names)
+
+
+def suppresses_errors() -> bool:
+    """Does what a backend fails on run uncompiled: by our switch, or by torch's?"""
+    return _Own.switches.suppress_errors or torch_config("suppress_errors") is True
 
 
 def _setting(module: str, name: str) -> Any:

@@ -111,7 +111,7 @@ class Session:
         self.globals_ = globals_
         self.recorder = recorder
         self.fullgraph: bool = getattr(options, "fullgraph", False)
-        if self.fullgraph:
+        if self.fullgraph or getattr(options, "captures_data", False):
             recorder.data_env = self.shapes.env
         self.sources = SourceTable()
         self.clauses: list[c.Clause] = []
