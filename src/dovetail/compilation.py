@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 import torch
 from dovetail_capture import OptimizedModule, call_through, optimize
 
+from dovetail import config
 from dovetail.backends.registry import Backend, get_default_backend, lookup_backend
 from dovetail.options import Options
 
@@ -27,6 +28,8 @@ def compile(
     disable: bool = ...,
     recompile_limit: int | None = ...,
     isolate_recompiles: bool = ...,
+    name: str | None = ...,
+    dynamic_shapes: None = ...,
 ) -> F: ...
 
 
@@ -42,6 +45,8 @@ def compile(
     disable: bool = ...,
     recompile_limit: int | None = ...,
     isolate_recompiles: bool = ...,
+    name: str | None = ...,
+    dynamic_shapes: None = ...,
 ) -> Callable[[F], F]: ...
 
 
@@ -56,6 +61,8 @@ def compile(
     disable: bool = False,
     recompile_limit: int | None = None,
     isolate_recompiles: bool = False,
+    name: str | None = None,
+    dynamic_shapes: None = None,
 ) -> Any:
     """Compile a function or an `nn.Module`; also a decorator, with or without arguments.
 
@@ -80,9 +87,14 @@ def compile(
             compiled one by one, and a function again in each step. Backends that are callables are
             told apart by `==`. Modules whose weights are relied on to stay where they are (options
             `cudagraphs` and `constant_weights`) share nothing.
+        name: what `report` calls it.
+        dynamic_shapes: None; `mark_dynamic` and `mark_static` say it of tensors.
+
+    What is not said here is as `dovetail.config` says.
 
     Raises:
         ValueError: an unknown mode, backend or option; the message names the near ones.
+        RuntimeError: both mode and options.
         ImportError: the package of a backend is not installed.
     """
     if model is None:
@@ -98,14 +110,22 @@ def compile(
                 disable=disable,
                 recompile_limit=recompile_limit,
                 isolate_recompiles=isolate_recompiles,
+                name=name,
+                dynamic_shapes=dynamic_shapes,
             )
 
         return decorate
     if not callable(model):
         raise TypeError(f"compile takes a function or a module, got {type(model).__name__}")
+    if dynamic_shapes is not None:
+        raise ValueError("dynamic_shapes cannot be honoured: mark tensors, by mark_dynamic")
     if backend is None:
         backend = get_default_backend()
     resolved, chosen = lookup_backend(backend, mode, options)
+    if recompile_limit is None and "recompile_limit" not in (options or {}):
+        recompile_limit = config.setting("recompile_limit")
+    if dynamic is None:
+        dynamic = config.default_dynamic()
     if recompile_limit is not None:
         if type(recompile_limit) is not int or recompile_limit < 1:
             raise ValueError(
@@ -114,7 +134,7 @@ def compile(
         chosen = replace(chosen, recompile_limit=recompile_limit)
     if disable:
         return model
-    return optimize(
+    compiled = optimize(
         model,
         resolved,
         fullgraph=fullgraph,
@@ -126,6 +146,9 @@ def compile(
         isolate_recompiles=isolate_recompiles or _holds_weights(model, chosen),
         backend_key=_key_of(backend, mode, options),
     )
+    if name is not None:
+        compiled.__dict__["compile_name"] = name
+    return compiled
 
 
 def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:
@@ -155,7 +178,7 @@ def _key_of(
     tell it."""
     if callable(backend) and mode is None and not options:
         return None
-    return (backend, mode, dict(options or {}))
+    return backend, mode, dict(options or {}), config.options_set()
 
 
 def _holds_weights(model: Any, options: Options) -> bool:

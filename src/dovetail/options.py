@@ -9,6 +9,8 @@ from typing import Any
 
 from dovetail_capture.knobs import ON_ERROR, ON_ERROR_CHOICES, OnError
 
+from dovetail.torch_settings import INDUCTOR, known_to_torch, ours_of, warn_once
+
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is not known: the near ones first, then all."""
@@ -67,41 +69,40 @@ MODES: Mapping[str, Options] = {
 }
 
 
-def list_options() -> list[str]:
-    """The names of options that `compile` takes."""
-    return [field.name for field in fields(Options)]
+def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by our names; what torch's name for them changes nothing here is left out."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in INDUCTOR:
+            known = ours_of(name, value, INDUCTOR)
+            if known is not None:
+                found[known[0]] = value
+        elif not known_to_torch(name):
+            found[name] = value
+        else:
+            warn_once(f"option {name!r} changes nothing here: it is one of torch's compiler alone")
+    return found
 
 
-def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
-    """The options that a mode sets, or all modes' by name. (They are the same for `dynamic`.)
-
-    Raises ValueError for an unknown mode.
-    """
-    if mode is None:
-        return {name: list_mode_options(name) for name in MODES}
-    if mode not in MODES:
-        raise ValueError(unknown_name("mode", mode, MODES))
-    default, chosen = Options(), MODES[mode]
-    return {
-        name: getattr(chosen, name)
-        for name in list_options()
-        if getattr(chosen, name) != getattr(default, name)
-    }
-
-
-def resolve_options(mode: str | None, options: Mapping[str, Any] | None) -> Options:
-    """The options of a mode, with single options replaced.
+def resolve_options(
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    process: Mapping[str, Any] | None = None,
+) -> Options:
+    """The options of a mode, with single options replaced: by our names, or torch's for them.
+    `process` holds what is set for the process, where neither says otherwise.
 
     Raises ValueError for an unknown mode or option (naming the near ones) and TypeError for a
     value of the wrong type.
     """
-    if mode is not None and options:
-        raise ValueError("either mode or options can be given, not both")
+    options = _ours(options or {})
     if mode is not None and mode not in MODES:
         raise ValueError(unknown_name("mode", mode, MODES))
-    chosen = MODES[mode or "default"]
+    chosen, plain = MODES[mode or "default"], Options()
+    said = {f.name for f in fields(Options) if getattr(chosen, f.name) != getattr(plain, f.name)}
+    options = {**{k: v for k, v in (process or {}).items() if k not in said}, **options}
     known = {f.name: type(getattr(chosen, f.name)) for f in fields(Options)}
-    for name, value in (options or {}).items():
+    for name, value in options.items():
         if name not in known:
             raise ValueError(unknown_name("option", name, known))
         if name == "guard_filter_fn":
@@ -121,4 +122,4 @@ def resolve_options(mode: str | None, options: Mapping[str, Any] | None) -> Opti
             raise TypeError(
                 f"option {name!r} takes {known[name].__name__}, got {type(value).__name__}"
             )
-    return replace(chosen, **(options or {}))
+    return replace(chosen, **options)

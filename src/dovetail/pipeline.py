@@ -34,7 +34,7 @@ from dovetail_autograd_aot import (
     recognise_attention,
     recognise_scored_attention,
 )
-from dovetail_capture import BackendTraits
+from dovetail_capture import BackendTraits, has_static_address
 from dovetail_capture.collector import collector_paused
 from dovetail_capture.failures import (
     Failure,
@@ -170,7 +170,9 @@ class CompilerBackend:
         # (Tensor subclasses are taken apart: the graph's inputs are others then.)
         wrapped = any(map(is_wrapper, example_inputs)) or has_wrappers(gm.graph)
         places = () if wrapped else enumerate(example_inputs)
-        static = frozenset(i for i, v in places if isinstance(v, torch.nn.Parameter))
+        static = frozenset(
+            i for i, v in places if isinstance(v, torch.Tensor) and has_static_address(v)
+        )
         keeps_weights = self.options.constant_weights and not training and not wrapped
         role = _Role(training, place_in(gm))
         kept = frozenset[int]()  # by the caller, of the forward's results

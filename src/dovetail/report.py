@@ -57,11 +57,14 @@ class Report:
     constant_weights: tuple[str, ...] = ()
     failures: tuple[Failure, ...] = ()
     engine_regions: tuple[str, ...] = ()
+    name: str = ""  # by `compile(name=...)`
 
     def as_text(self) -> str:
         """The report as a person reads it."""
+        name = f"{self.name}: " if self.name else ""
         lines = [
-            f"{self.graphs} graphs, {len(self.breaks)} breaks, {len(self.recompiles)} recompiles, "
+            f"{name}{self.graphs} graphs, {len(self.breaks)} breaks, "
+            f"{len(self.recompiles)} recompiles, "
             f"{len(self.plain_frames)} frames left uncompiled",
             f"{self.kernels} generated kernels, {self.extern_calls} library calls in one call each",
             f"capture {self.capture_s:.2f} s, compile {self.compile_s:.2f} s "
@@ -132,4 +135,5 @@ def report(compiled: Any) -> Report:
             tuple(c.as_text() for c in backend.counts) if isinstance(backend, CountsRegions) else ()
         ),
         failures=(*log.failures, *(ours.failures if ours is not None else ())),
+        name=getattr(compiled, "compile_name", ""),
     )

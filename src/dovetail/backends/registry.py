@@ -17,6 +17,7 @@ from typing import Any, TypeVar, overload
 
 from torch.fx import GraphModule
 
+from dovetail.config import options_set
 from dovetail.options import Options, resolve_options, unknown_name
 from dovetail.pipeline import CompilerBackend
 
@@ -188,19 +189,22 @@ def lookup_backend(
     what they say to capture.
 
     Ours takes the modes and options of `dovetail.Options`, and so do the debugging backends, which
-    compile nothing. Any other is given them as keywords, like torch.compile's: a mode that is not
-    "default", and options that are not capture's.
+    compile nothing; the mode "lite" is "aot_eager". Any other is given them as keywords, like
+    torch.compile's: a mode that is not "default", and options that are not capture's.
 
     Raises:
         ValueError: an unknown name, mode or option; the message names the near ones.
+        RuntimeError: both mode and options.
         ImportError: a backend whose package is not installed.
         TypeError: the backend takes no such keywords.
     """
     if mode is not None and options:
-        raise ValueError("either mode or options can be given, not both")
+        raise RuntimeError("either mode or options can be given, not both")
+    if mode == "lite" and backend in _OURS:
+        backend, mode = "aot_eager", None
     named = _NAMED.get(backend) if isinstance(backend, str) else None
     if backend in _OURS or (named is not None and not (named.configurable or named.makes)):
-        chosen = resolve_options(mode, options)
+        chosen = resolve_options(mode, options, options_set())
         if named is None:
             return CompilerBackend(chosen), chosen
         assert isinstance(backend, str)

@@ -12,7 +12,6 @@ from dovetail_capture import (
     is_exporting,
     nonstrict_trace,
     reset,
-    set_stance,
     substitute_in_graph,
     wrap_numpy,
 )
@@ -36,6 +35,7 @@ from dovetail.compiler.regions import (
     nested_compile_region,
     set_enable_guard_collectives,
 )
+from dovetail.stance import set_stance
 
 __all__ = [
     "PrecompileError",
