@@ -5,10 +5,8 @@ from dovetail_capture import (
     allow_in_graph,
     assume_constant_result,
     disable,
-    dont_skip_tracing,
     error_on_graph_break,
     explain_guards,
-    forbid_in_graph,
     graph_break,
     is_compiling,
     is_dynamo_compiling,
@@ -21,13 +19,12 @@ from dovetail_capture import (
     nonstrict_trace,
     recompiles,
     reset,
-    run,
-    set_stance,
     substitute_in_graph,
     takes_symbolic_graphs,
+    wrap_numpy,
 )
 
-from dovetail import compiler
+from dovetail import compiler, config
 from dovetail.backends.registry import (
     get_default_backend,
     list_backends,
@@ -36,10 +33,12 @@ from dovetail.backends.registry import (
 )
 from dovetail.backward import compiled_autograd
 from dovetail.compilation import compile, compile_in_place
-from dovetail.compiler.regions import cudagraph_mark_step_begin
+from dovetail.compiler import cudagraph_mark_step_begin
 from dovetail.explanation import Explanation, explain
-from dovetail.options import Options, list_mode_options, list_options
+from dovetail.install import install, installed, uninstall
+from dovetail.options import Options
 from dovetail.report import Report, report
+from dovetail.stance import set_stance
 
 __all__ = [
     "CaptureError",
@@ -52,21 +51,20 @@ __all__ = [
     "compile_in_place",
     "compiled_autograd",
     "compiler",
+    "config",
     "cudagraph_mark_step_begin",
     "disable",
-    "dont_skip_tracing",
     "error_on_graph_break",
     "explain",
     "explain_guards",
-    "forbid_in_graph",
     "get_default_backend",
     "graph_break",
+    "install",
+    "installed",
     "is_compiling",
     "is_dynamo_compiling",
     "is_exporting",
     "list_backends",
-    "list_mode_options",
-    "list_options",
     "mark_dynamic",
     "mark_static",
     "mark_static_address",
@@ -77,9 +75,10 @@ __all__ = [
     "register_backend",
     "report",
     "reset",
-    "run",
     "set_default_backend",
     "set_stance",
     "substitute_in_graph",
     "takes_symbolic_graphs",
+    "uninstall",
+    "wrap_numpy",
 ]

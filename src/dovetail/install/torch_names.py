@@ -1,0 +1,95 @@
+"""Which names of PyTorch's start a compiler, and what of ours stands for them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+from dovetail_capture import OptimizedModule
+
+from dovetail import compiler
+from dovetail.backends import registry
+from dovetail.compilation import compile, compile_in_place
+from dovetail.explanation import explain
+from dovetail.install import front_end
+
+# Captured code and libraries hold these by identity; torch's own are understood where they are met.
+_UNDERSTOOD = frozenset(
+    ["config", "is_compiling", "is_dynamo_compiling", "disable", "assume_constant_result"]
+)
+
+# Eagerly, higher-order operators run by torch.compile, given the operator and nothing else.
+_INTERNAL = ("torch._higher_order_ops.", "torch.nn.attention.")
+
+_ITSELF = ("torch:", "torch._dynamo")
+
+LATE: Mapping[str, Mapping[str, Any]] = {
+    "torch._dynamo": {
+        "optimize": front_end.optimize,
+        "optimize_assert": front_end.optimize_assert,
+        "explain": explain,
+        "reset": compiler.reset,
+        "list_backends": compiler.list_backends,
+        "lookup_backend": registry.lookup_backend,
+        "register_backend": registry.register_backend,
+    },
+    "torch._inductor": {
+        "cudagraph_mark_step_begin": compiler.cudagraph_mark_step_begin,
+    },
+}
+
+
+def torch_names() -> Iterator[tuple[Any, str, Any]]:
+    """(owner, name, replacement) of what `import torch` has loaded."""
+    own = _as(torch.compile, _compile, _INTERNAL)  # noqa: TID251
+    yield torch, "compile", own
+    yield torch.nn.Module, "compile", _as(torch.nn.Module.compile, _in_place)
+    for name in compiler.__all__:
+        theirs = getattr(torch.compiler, name, None)
+        if theirs is None or name in _UNDERSTOOD:
+            continue
+        yield torch.compiler, name, own if name == "compile" else getattr(compiler, name)
+
+
+def _compile(model: Any = None, **arguments: Any) -> Any:
+    """`compile`, with the names of parameters that torch.compile gives: what is saved is loaded by
+    programs that run without Dovetail."""
+    if model is None:
+        return functools.partial(_compile, **arguments)
+    compiled = compile(model, **arguments)
+    return compiled.prefixed() if type(compiled) is OptimizedModule else compiled
+
+
+def _in_place(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    if args:
+        raise TypeError("nn.Module.compile takes the arguments of torch.compile by name")
+    compile_in_place(self, **kwargs)
+
+
+def late_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """(name, replacement) in a module that the program has imported."""
+    for name, ours in LATE[module.__name__].items():
+        theirs = getattr(module, name, None)
+        if theirs is not None:
+            # torch.compile itself, where it is still called, goes on by these.
+            yield name, _as(theirs, ours, _ITSELF)
+
+
+def _as(
+    theirs: Callable[..., Any], ours: Callable[..., Any], kept: tuple[str, ...] = ()
+) -> Callable[..., Any]:
+    """Our function by the name, text and signature of theirs, which modules whose names begin with
+    `kept` still call."""
+
+    @functools.wraps(theirs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        caller = f"{sys._getframe(1).f_globals.get('__name__')}:"
+        if kept and caller.startswith(kept):
+            return theirs(*args, **kwargs)
+        return ours(*args, **kwargs)
+
+    return call
