@@ -112,7 +112,7 @@ def test_the_report_counts_what_is_compiled_for_one_size() -> None:
         compiled(torch.randn(size), 0.5, 2)
     report = dovetail.report(compiled)
     assert report.graphs == 3 and len(report.per_size_compiles) == 2
-    assert "one compilation a size: static graph: of_numbers" in report.as_text()
+    assert "one compilation a size: of_numbers" in report.as_text()
     for own in ("dovetail", "aot_eager", "eager"):
         compiled = dovetail.compile(of_numbers, backend=own, dynamic=True)
         for size in (3, 4, 5):

@@ -28,11 +28,10 @@ class Explanation(CaptureExplanation):
         """What each graph with a backward saves for it, newest last."""
         return tuple(self.autograd.saved)
 
-    def as_text(self) -> str:
-        """Everything, for people."""
-        return "\n".join([super().as_text(), *self.autograd.lines()])
-
-    __str__ = as_text
+    def as_text(self, *, verbose: bool = False) -> str:
+        """What was captured and saved, for people; with `verbose` all of it."""
+        saved = self.autograd.lines(named=verbose)
+        return "\n".join([super().as_text(verbose=verbose), *saved])
 
 
 def explain(

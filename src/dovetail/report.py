@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail_capture.api import context_of
 from dovetail_capture.captured_frame import GraphBreak
+from dovetail_capture.compile_log import Event, first_few, recompiles_in_short
 from dovetail_capture.failures import Failure
 
 from dovetail.backends.region_count import CountsRegions
@@ -58,9 +59,11 @@ class Report:
     failures: tuple[Failure, ...] = ()
     engine_regions: tuple[str, ...] = ()
     name: str = ""  # by `compile(name=...)`
+    events: tuple[Event, ...] = ()
 
-    def as_text(self) -> str:
-        """The report as a person reads it."""
+    def as_text(self, *, verbose: bool = False) -> str:
+        """The report as a person reads it; with `verbose`, however long it is, else the first few
+        things of each kind."""
         name = f"{self.name}: " if self.name else ""
         lines = [
             f"{name}{self.graphs} graphs, {len(self.breaks)} breaks, "
@@ -71,11 +74,17 @@ class Report:
             f"(tracing, capture included: {self.tracing_s:.2f} s)",
         ]
         lines += [f"runs uncompiled, internal error: {f.as_text()}" for f in self.failures]
-        lines += [f"break: {b.as_text()}" for b in self.breaks]
-        lines += [f"recompile: {r}" for r in self.recompiles]
-        lines += [f"left uncompiled: {p}" for p in self.plain_frames]
-        lines += [f"shape guard: {guard}" for guard in self.shape_guards]
-        lines += [f"one compilation a size: {reason}" for reason in self.per_size_compiles]
+        few = _all if verbose else first_few
+        lines += few([f"break: {b.as_text()}" for b in self.breaks])
+        if verbose:
+            lines += [f"recompile: {r}" for r in self.recompiles]
+            lines += [f"left uncompiled: {p}" for p in self.plain_frames]
+        else:
+            lines += few([f"recompiled: {r}" for r in recompiles_in_short(self.events)])
+            plain = [e.sentence() for e in self.events if e.kind == "plain"]
+            lines += few([f"left uncompiled: {p}" for p in plain])
+        lines += few([f"shape guard: {guard}" for guard in self.shape_guards])
+        lines += few([f"one compilation a size: {reason}" for reason in self.per_size_compiles])
         lines += [f"one compilation a float: {reason}" for reason in self.per_float_compiles]
         if self.cudagraphs:
             lines.append(f"{self.cudagraphs} CUDA graphs recorded")
@@ -83,9 +92,13 @@ class Report:
         lines += self.autograd
         lines += self.constant_weights
         lines += self.engine_regions
-        lines += [f"measured: {choice}" for choice in self.autotuned]
-        lines += [f"library call: {op} x{count}" for op, count in self.extern_ops]
+        lines += few([f"measured: {choice}" for choice in self.autotuned])
+        lines += few([f"library call: {op} x{count}" for op, count in self.extern_ops])
         return "\n".join(lines)
+
+
+def _all(parts: list[str]) -> list[str]:
+    return parts
 
 
 def report(compiled: Any) -> Report:
@@ -106,7 +119,7 @@ def report(compiled: Any) -> Report:
     log = context.log
 
     def events(*kinds: str) -> tuple[str, ...]:
-        return tuple(e.as_text() for e in log.events if e.kind in kinds)
+        return tuple(e.sentence() for e in log.events if e.kind in kinds)
 
     return Report(
         graphs=log.graph_count,
@@ -136,4 +149,5 @@ def report(compiled: Any) -> Report:
         ),
         failures=(*log.failures, *(ours.failures if ours is not None else ())),
         name=getattr(compiled, "compile_name", ""),
+        events=tuple(log.events),
     )

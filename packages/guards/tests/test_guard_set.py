@@ -122,17 +122,17 @@ def test_torch_state_readers() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (lambda: torch.ones(5, 3), ("sizes are (5, 3)", "mark_dynamic(x, 0)")),
-        (lambda: torch.ones(3, 2).t(), ("strides are (1, 2)", "contiguous()")),
-        (lambda: torch.ones(2, 3, dtype=torch.int64), ("dtype is torch.int64", "")),
-        (lambda: torch.ones(2, 3, requires_grad=True), ("requires_grad is True", "gradients")),
-        (lambda: torch.ones(6), ("sizes are (6,)", "rank")),
-        (lambda: torch.ones(2, 3).to_sparse(), ("layout is torch.sparse_coo", "")),
+        (lambda: torch.ones(5, 3), ("x.size(0) is 5", "mark_dynamic(x, 0)")),
+        (lambda: torch.ones(3, 2).t(), ("x.stride() is (1, 2)", "contiguous()")),
+        (lambda: torch.ones(2, 3, dtype=torch.int64), ("x.dtype is torch.int64", "")),
+        (lambda: torch.ones(2, 3, requires_grad=True), ("x.requires_grad is True", "gradients")),
+        (lambda: torch.ones(6), ("x.size() is (6,)", "rank")),
+        (lambda: torch.ones(2, 3).to_sparse(), ("x.layout is torch.sparse_coo", "")),
         (
             lambda: torch.nn.Parameter(torch.ones(2, 3)),
-            ("type is torch.nn.parameter.Parameter", ""),
+            ("type(x) is torch.nn.parameter.Parameter", ""),
         ),
-        (lambda: 3, ("type is int", "")),
+        (lambda: 3, ("type(x) is int", "")),
     ],
 )
 def test_a_failure_names_the_property_and_the_way_round(

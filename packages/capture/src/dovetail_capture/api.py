@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.backend_run import Backend
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.compile_log import CompileLog, FrameRecord
+from dovetail_capture.compile_log import CompileLog, FrameRecord, first_few, recompiles_in_short
 from dovetail_capture.context import CaptureContext
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
@@ -366,8 +366,29 @@ class Explanation:
         """Why the graph broke, in words."""
         return tuple(break_.as_text() for break_ in self.breaks)
 
-    def as_text(self) -> str:
-        """Everything, for people."""
+    def as_text(self, *, verbose: bool = False) -> str:
+        """What was captured, for people; with `verbose` all of it."""
+        return self._in_full() if verbose else self._in_short()
+
+    def _in_short(self) -> str:
+        parts = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
+        parts += first_few([f"check {i}: {place}" for i, place in enumerate(self.checks)])
+        lines: list[str] = []
+        for i, gm in enumerate(self.graphs):
+            lines += [f"graph {i}:", *_code_lines(gm)]
+        parts += first_few(lines, _MOST_LINES)
+        parts += first_few([f"break {i}: {reason}" for i, reason in enumerate(self.reasons)], 4)
+        parts += first_few(
+            [record.captured.all_guards().in_short() for record in self.log.frames], 3
+        )
+        told = ("frame", "no graph", "break", "recompile", "limit")
+        parts += first_few([e.as_text() for e in self.log.events if e.kind not in told])
+        parts += recompiles_in_short(self.log.events)
+        seconds = self.log.capture_seconds + self.log.backend_seconds
+        parts.append(f"{seconds * 1e3:.1f} ms; as_text(verbose=True) tells all guards and code")
+        return "\n".join(parts)
+
+    def _in_full(self) -> str:
         parts = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
         parts += [f"check {i}: {place}" for i, place in enumerate(self.checks)]
         parts += [f"graph {i}:\n{gm.code.strip()}" for i, gm in enumerate(self.graphs)]
@@ -377,7 +398,16 @@ class Explanation:
         parts.append(self.log.as_text())
         return "\n".join(parts)
 
-    __str__ = as_text
+    def __str__(self) -> str:
+        return self.as_text()
+
+
+_MOST_LINES = 24  # of graphs, that are shown without being asked
+
+
+def _code_lines(gm: GraphModule) -> list[str]:
+    """A graph as Python, without the statements that free what is no longer read."""
+    return [line.split(";  ")[0].rstrip() for line in gm.code.strip().splitlines() if line.strip()]
 
 
 def run_graph(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:

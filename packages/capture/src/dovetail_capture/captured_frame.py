@@ -32,7 +32,8 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Why capture stopped: the construct, the user's file and line, and the way round."""
+    """Why capture stopped: the construct, the user's file and line, and the way round. `raises`
+    is what eager mode raises there, if it does."""
 
     reason: str
     filename: str
@@ -41,12 +42,17 @@ class GraphBreak:
     hint: str
     frames: tuple[str, ...] = ()  # the inlined call stack, outermost first
     allowed: bool = False  # in a block of `error_on_graph_break(False)`
+    raises: Exception | None = field(default=None, compare=False)
 
     def as_text(self) -> str:
         """The break as a user reads it."""
-        where = f"{self.filename}:{self.lineno}"
+        return f"{self.reason}\n{self.place()}\n  hint: {self.hint}"
+
+    def place(self) -> str:
+        """Where it is: the user's line, and the calls that lead to the construct."""
+        here = f"{self.filename}:{self.lineno}"
         stack = "".join(f"\n    from {frame}" for frame in self.frames)
-        return f"{self.reason}\n  at {where}: {self.line.strip()}{stack}\n  hint: {self.hint}"
+        return f"  at {here}: {self.line.strip()}{stack}"
 
 
 @dataclass(frozen=True)

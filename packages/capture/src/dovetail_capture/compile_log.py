@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
 from dovetail_capture.failures import Failure
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value for which a call fitted nothing compiled: its name, what it was and is (as text), and
+    what to do."""
+
+    subject: str
+    wanted: str
+    found: str
+    hint: str
 
 
 @dataclass(frozen=True)
@@ -27,14 +39,57 @@ class Event:
     text: str
     capture_seconds: float = 0.0
     backend_seconds: float = 0.0
+    change: Change | None = None
+
+    @property
+    def place(self) -> str:
+        """The function, its file and line."""
+        return f"{self.name} ({self.filename}:{self.lineno})"
 
     def as_text(self) -> str:
-        """One line."""
+        """What happened, where, and what is to be said of it."""
+        return f"{self.kind}: {self.sentence()}"
+
+    def sentence(self) -> str:
+        """The text without the kind."""
         seconds = self.capture_seconds + self.backend_seconds
         time = f" [{seconds * 1e3:.1f} ms]" if seconds else ""
-        return (
-            f"{self.kind}: {self.name} ({self.filename}:{self.lineno}){time} {self.text}".rstrip()
-        )
+        return f"{self.place}{time} {self.text}".rstrip()
+
+
+def first_few(parts: list[str], most: int = 5) -> list[str]:
+    """The first of many texts, and how many more there are."""
+    more = len(parts) - most
+    return parts if more <= 0 else [*parts[:most], f"... and {more} more (verbose=True)"]
+
+
+_FEW = 2  # recompilations of one kind that are told one by one
+_MOST_VALUES = 6
+
+
+def recompiles_in_short(events: Iterable[Event]) -> list[str]:
+    """Recompilations, those of a frame for other values of one thing in one sentence."""
+    groups: dict[tuple[str, str, str], list[Event]] = {}
+    for event in events:
+        if event.kind in ("recompile", "limit"):
+            change = event.change
+            kind = (change.subject, change.hint) if change is not None else (event.text, "")
+            groups.setdefault((event.place, *kind), []).append(event)
+    lines: list[str] = []
+    for (place, subject, hint), group in groups.items():
+        if group[0].change is None or len(group) <= _FEW:
+            lines += [event.sentence() for event in group]
+            continue
+        changes = [event.change for event in group if event.change is not None]
+        values = list(dict.fromkeys(v for one in changes for v in (one.wanted, one.found)))
+        shown = values
+        if len(values) > _MOST_VALUES:
+            shown = [*values[: _MOST_VALUES - 1], "...", values[-1]]
+        text = f"{place} {len(values)} values of {subject} ({', '.join(shown)})"
+        if group[-1].kind == "limit":
+            text += "; the recompile limit is reached: other calls run uncompiled"
+        lines.append(f"{text}\n  hint: {hint}" if hint else text)
+    return lines
 
 
 @dataclass(frozen=True)
@@ -66,6 +121,7 @@ class CompileLog:
         *,
         capture_seconds: float = 0.0,
         backend_seconds: float = 0.0,
+        change: Change | None = None,
     ) -> None:
         """Record an event about a frame of `code`."""
         self.counters[kind] += 1
@@ -78,6 +134,7 @@ class CompileLog:
                 text,
                 capture_seconds,
                 backend_seconds,
+                change,
             )
         )
 

@@ -37,17 +37,17 @@ from dovetail_capture.backend_run import (
 from dovetail_capture.builtins_kept import replaced_builtin
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, Way
 from dovetail_capture.code_facts import CodeFacts, FactsByCode, Version
-from dovetail_capture.compile_log import CompileLog, FrameRecord
+from dovetail_capture.compile_log import Change, CompileLog, FrameRecord
 from dovetail_capture.continuation import ContinuationCache, Resumption
 from dovetail_capture.continuation_state import CannotResume
 from dovetail_capture.errors import (
     CaptureError,
-    GraphBreakError,
     InternalError,
     NotCapturable,
     OfProgram,
     RecompileError,
     RecompileLimitError,
+    error_of_break,
     place_of,
 )
 from dovetail_capture.failures import error_of_program, failure_of, note_failure
@@ -465,7 +465,7 @@ class CaptureContext(_frame_hook.Context):
         except NotCapturable as error:
             self.log.add_break(self._continuations.root_code(code), error.break_)
             if self._is_error(error.break_):
-                raise GraphBreakError(error.break_) from None
+                raise error_of_break(error.break_) from None
             raise
         except CaptureError:
             self.log.add("error", code, "capture")
@@ -480,7 +480,7 @@ class CaptureContext(_frame_hook.Context):
         if frame.break_ is not None:
             self.log.add_break(self._continuations.root_code(code), frame.break_)
             if self._is_error(frame.break_):
-                raise GraphBreakError(frame.break_)
+                raise error_of_break(frame.break_)
         return frame
 
     def _options_for(self, code: CodeType) -> CaptureOptions:
@@ -558,24 +558,29 @@ class CaptureContext(_frame_hook.Context):
         known = facts.versions
         view = FrameView(args, func)
         failures = [version.guards.explain_failure(view) for version in known]
-        reasons = [str(failure) for failure in failures if failure is not None]
+        newest = next((f for f in reversed(failures) if f is not None), None)
+        reason, change = "", None
+        if newest is not None:
+            reason = str(newest)
+            if newest.subject:
+                change = Change(newest.subject, newest.wanted, newest.found, newest.hint)
         root = self._continuations.root_code(code)
         same = same_case(failures, [version.made_for for version in known], view)
         if same < self.recompile_limit and len(known) < _MOST_ENTRIES:
-            self.log.add("recompile", root, reasons[-1] if reasons else "")
+            self.log.add("recompile", root, reason, change=change)
             layers = self._layers(code, facts)
             for version in known:
                 facts.replaced |= replaced_objects(version.guards, view, layers)
                 if self.options.dynamic is not False:
                     facts.sizes |= changed_sizes(version.guards, view)
             return True
-        newest = reasons[-1] if reasons else "unknown"
-        message = (
-            f"{place_of(root)} was compiled {len(known)} times, which is the recompile limit; "
+        text = (
+            f"was compiled {len(known)} times, which is the recompile limit; "
             f"from now on, calls that fit no compiled version run uncompiled. "
-            f"Newest reason: {newest}"
+            f"Newest reason: {reason or 'unknown'}"
         )
-        self.log.add("limit", root, message)
+        message = f"{place_of(root)} {text}"
+        self.log.add("limit", root, text, change=change)
         if self.options.fullgraph:
             raise RecompileLimitError(message)
         # What a loop does is told by the log; without a graph, nothing is lost.

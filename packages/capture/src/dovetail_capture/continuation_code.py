@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import linecache
 import sys
 from types import CodeType
 from typing import Any
@@ -21,6 +22,19 @@ _CODE_SHAPE = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 _CLOSURE = 0x08  # of MAKE_FUNCTION, later of SET_FUNCTION_ATTRIBUTE
 
 
+def _text_of(code: CodeType, body: list[Instruction], start: Start, place: int) -> str:
+    """What a user knows a value on the stack by: the expression that gave it, or its line."""
+    before = body[start.index - 1].positions if start.index else None
+    if before is None or before[0] is None:
+        return f"<value {place} on the stack>"
+    line, end_line, column, end_column = before
+    assert line is not None
+    text = linecache.getline(code.co_filename, line)
+    if place != len(start.kinds) - 1 or not text or line != end_line or column is None:
+        return f"<value {place} in line {line}>"
+    return text.encode()[column:end_column].decode(errors="replace")
+
+
 class CodeMaker:
     """One new code object: the prologue, the whole original body, and room for tails."""
 
@@ -29,7 +43,7 @@ class CodeMaker:
         self.body = decode(code)
         self.original = list(self.body.instructions)
         self.stack_names = {
-            place: f".s{place}"
+            place: f".s{place} {_text_of(code, self.original, start, place)}"
             for place, kind in enumerate(start.kinds)
             if kind in (VALUE, HANDLER)
         }

@@ -19,6 +19,15 @@ class GraphBreakError(CaptureError):
         self.break_ = break_
 
 
+def error_of_break(break_: GraphBreak) -> Exception:
+    """What a graph break is where one whole graph was asked for: eager mode's own error, if the
+    program raises one there, with the place of it."""
+    error = break_.raises
+    if error is None:
+        return GraphBreakError(break_)
+    return OfProgram(type(error)(f"{error}\n{break_.place()}"))
+
+
 class NotCapturable(CaptureError):
     """Nothing of a frame can be captured: it runs plainly. `break_` says why."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,15 @@ _SYMBOL = re.compile(r"\b[stu]\d+\b")
 
 @dataclass(frozen=True)
 class GuardFailure:
-    """Why a compiled frame could not be reused: the clause, what was seen, what to do."""
+    """Why a compiled frame could not be reused: the clause, what was seen, what to do. If a value
+    is another one, `subject` is its name, as its user writes it."""
 
     clause: c.Clause
     text: str
     hint: str
+    subject: str = ""
+    wanted: str = ""
+    found: str = ""
 
     def __str__(self) -> str:
         return f"{self.text}\n  hint: {self.hint}" if self.hint else self.text
@@ -144,8 +149,42 @@ def _float_relation_text(relation: BoolExpr, source: Any) -> str:
 
 def explain(clause: c.Clause, frame: FrameView) -> GuardFailure:
     """Words for a clause that is known to fail in this frame."""
+    if isinstance(clause, c.TensorIs):
+        tensor = evaluate(clause.source, frame)
+        mismatch = None if tensor is MISSING else tensor_mismatch(clause, tensor)
+        if mismatch is not None:
+            return _of_tensor(clause, *mismatch)
+    if isinstance(clause, c.ConstantIs):
+        value = evaluate(clause.source, frame)
+        if value is not MISSING:
+            hint = _seen_and_hint(clause, frame)[1]
+            return _of_value(clause, str(clause.source), clause.value, value, hint)
     seen, hint = _seen_and_hint(clause, frame)
     return GuardFailure(clause, f"expected {clause_text(clause)}, but {seen}", hint)
+
+
+def _of_value(clause: c.Clause, subject: str, wanted: Any, found: Any, hint: str) -> GuardFailure:
+    was, now = short(wanted), short(found)
+    if was == now and type(wanted) is not type(found):
+        was, now = f"the {_name(type(wanted))} {was}", f"the {_name(type(found))} {now}"
+    text = f"{subject} is {now} instead of {was}"
+    return GuardFailure(clause, text, hint, subject, was, now)
+
+
+def _of_tensor(clause: c.TensorIs, name: str, wanted: Any, found: Any) -> GuardFailure:
+    hint = _tensor_hint(clause, name, found)
+    if name in ("sizes", "strides") and len(wanted) == len(found):
+        pairs = enumerate(zip(wanted, found, strict=True))
+        others = [dim for dim, (was, now) in pairs if was is not None and was != now]
+        if len(others) == 1:
+            (dim,) = others
+            subject = f"{clause.source}.{name[:-1]}({dim})"
+            return _of_value(clause, subject, wanted[dim], found[dim], hint)
+    asked = {"sizes": "size()", "strides": "stride()"}
+    subject = f"{clause.source}.{asked.get(name, name)}"
+    if name == "type":
+        subject = f"type({clause.source})"
+    return _of_value(clause, subject, wanted, found, hint)
 
 
 def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
@@ -174,13 +213,7 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
         return f"{source} does not exist", "the object or container it is read from has changed"
     match clause:
         case c.TensorIs():
-            mismatch = tensor_mismatch(clause, value)
-            if mismatch is None:
-                return "it holds now", ""
-            name, expected, found = mismatch
-            verb = "are" if name.endswith("s") else "is"
-            text = f"its {name} {verb} {short(found)} instead of {short(expected)}"
-            return text, _tensor_hint(clause, name, found)
+            return "it holds now", ""
         case c.TypeIs():
             if _name(type(value)) == _name(clause.type_):
                 hint = "define the class outside of the function, which makes a new one each time"
@@ -237,3 +270,58 @@ def _tensor_hint(clause: c.TensorIs, name: str, found: Any) -> str:
     if name == "requires_grad":
         return "calls with and without gradients are compiled separately"
     return f"each {name} is compiled separately"
+
+
+# --- in short ------------------------------------------------------------------------------------
+
+_OBJECTS = (
+    c.AbstractAnswers,
+    c.ClassAttrsAre,
+    c.FunctionIs,
+    c.GlobalPresent,
+    c.HasInstanceAttr,
+    c.HasKey,
+    c.IdIs,
+    c.SlotIsEmpty,
+    c.TypeIs,
+)
+_MOST_NAMED = 6
+
+
+def in_short(clauses: Sequence[c.Clause]) -> list[str]:
+    """Clauses by kind: a line for each value that is looked at, one for all objects that are to
+    stay what they are, one for the settings of torch."""
+    values, objects, settings = [], [], []
+    for clause in clauses:
+        if isinstance(clause, c.TorchState) or clause_text(clause) == _FORWARD_LEVEL:
+            settings.append(getattr(clause, "name", "forward-mode level"))
+        elif isinstance(clause, _OBJECTS):
+            objects.append(_subject_of(clause))
+        else:
+            values.append(clause_text(clause))
+    lines = _cut(values)
+    if objects:
+        lines.append(f"unchanged: {', '.join(_cut(list(dict.fromkeys(objects))))}")
+    if settings:
+        lines.append(f"torch's settings: {', '.join(_cut(settings))}")
+    return lines
+
+
+_FORWARD_LEVEL = "forward_ad['_current_level'] == -1"
+
+
+def _subject_of(clause: c.Clause) -> str:
+    match clause:
+        case c.GlobalPresent():
+            return clause.name
+        case c.HasKey():
+            return f"{clause.source}[{clause.key!r}]"
+        case c.AbstractAnswers():
+            return "subclasses"
+    name = getattr(clause, "name", "")
+    return f"{clause.source}.{name}" if name else str(clause.source)  # type: ignore[attr-defined]
+
+
+def _cut(parts: list[str]) -> list[str]:
+    more = len(parts) - _MOST_NAMED
+    return parts if more <= 1 else [*parts[:_MOST_NAMED], f"and {more} more"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.evaluate import FrameView, check, constant_key
-from dovetail_guards.explain import GuardFailure, clause_text, explain
+from dovetail_guards.explain import GuardFailure, clause_text, explain, in_short
 
 if TYPE_CHECKING:
     from dovetail_guards.native import NativeGuard
@@ -111,6 +111,11 @@ class GuardSet:
         lines = [f"guards ({len(self._clauses)}):"]
         lines += [f"  {clause_text(clause)}" for clause in self._clauses]
         return "\n".join(lines)
+
+    def in_short(self) -> str:
+        """The values that are looked at, a line each; all others together."""
+        lines = [f"guards ({len(self._clauses)}):"]
+        return "\n".join([*lines, *(f"  {line}" for line in in_short(self._clauses))])
 
     def check_slow(self, frame: FrameView) -> bool:
         """Do all clauses hold? Clause by clause in Python: the oracle of the native check."""

@@ -9,6 +9,7 @@ settle raises `DataDependentError`.
 from __future__ import annotations
 
 import enum
+import re
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,6 +56,9 @@ class Dim(enum.Enum):
     STATIC = "static"  # its value is compiled in
     DUCK = "duck"  # a symbol, shared by all such sizes with the same value
     DYNAMIC = "dynamic"  # a symbol of its own (the user marked it)
+
+
+_SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
 @dataclass(frozen=True)
@@ -473,9 +477,10 @@ class ShapeEnv:
 
     def why_specialized(self, name: str) -> str:
         """The first decision that ties a symbol to a number."""
+        names = {symbol: str(source) for symbol, source in self.sources.items()}
         for decision in self.decisions:
             if decision.relation.kind == "eq" and name in decision.relation.free_symbols():
-                return str(decision)
+                return _SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(decision))
         return "its bounds leave one value"
 
     def specialized(self) -> Iterable[str]:

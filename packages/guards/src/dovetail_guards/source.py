@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Source:
-    """Base of all sources. `str(source)` reads as Python, e.g. `L.self.layers[0].weight`."""
+    """Base of all sources. `str(source)` reads as its user writes it: `self.layers[0].weight`."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A remembered hash holds in one process only.
@@ -23,12 +23,14 @@ class Source:
 
 @dataclass(frozen=True)
 class LocalSource(Source):
-    """An argument of the frame, by its name in `co_varnames` (also `*args` and `**kwargs`)."""
+    """An argument of the frame, by its name in `co_varnames` (also `*args` and `**kwargs`). One
+    that no name can be given to has a dot first, and a text that tells what it is after a space:
+    what a continuation finds on its stack."""
 
     name: str
 
     def __str__(self) -> str:
-        return self.name
+        return self.name.partition(" ")[2] or self.name if self.name[0] == "." else self.name
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ClosureSource(Source):
     name: str
 
     def __str__(self) -> str:
-        return f"closure.{self.name}"
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class GlobalSource(Source):
     name: str
 
     def __str__(self) -> str:
-        return f"globals.{self.name}"
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class BuiltinSource(Source):
     name: str
 
     def __str__(self) -> str:
-        return f"builtins.{self.name}"
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,26 @@ class ItemSource(Source):
     key: Any
 
     def __str__(self) -> str:
-        return f"{self.base}[{_key_text(self.key)}]"
+        known = self._as_attribute()
+        return f"{self.base}[{_key_text(self.key)}]" if known is None else known
+
+    def _as_attribute(self) -> str | None:
+        """What is read from a table that objects keep their attributes in, as an attribute."""
+        base, key = self.base, self.key
+        if not isinstance(key, str):
+            return None
+        if isinstance(base, ObjectSource) and base.label == _BUILTINS:
+            return key
+        if isinstance(base, ObjectSource) and base.label.startswith(_MODULE):
+            return f"{base.label.removeprefix(_MODULE)}.{key}"
+        if isinstance(base, (AttrSource, InstanceAttrSource)) and base.name in _TABLES:
+            return f"{base.base}[{key}]" if key.isdigit() else f"{base.base}.{key}"
+        return None
+
+
+_BUILTINS = "builtins"
+_MODULE = "module "  # so are the `__dict__`s of modules labelled
+_TABLES = ("_modules", "_parameters", "_buffers")  # of an nn.Module
 
 
 def _key_text(key: Any) -> str:

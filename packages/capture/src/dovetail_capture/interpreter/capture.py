@@ -49,6 +49,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
 from dovetail_capture.recipe import Const, FrameEnd, HandledHere, Recipe
+from dovetail_capture.skip import skipped_directories
 
 # Settings that tensor operations and folded torch functions read.
 _GUARDED_STATE = (
@@ -560,8 +561,10 @@ def _message(vm: Interpreter, error: ProgramException) -> str:
 
 def _graph_break(signal: GraphBreakSignal) -> GraphBreak:
     where = signal.where or []
-    filename, lineno, _ = where[-1] if where else ("?", 0, "?")
+    own = [place for place in where if not place[0].startswith(skipped_directories())] or where
+    filename, lineno, _ = own[-1] if own else ("?", 0, "?")
     frames = tuple(f"{name} ({file}:{line})" for file, line, name in where)
+    line = linecache.getline(filename, lineno)
     return GraphBreak(
-        signal.reason, filename, lineno, linecache.getline(filename, lineno), signal.hint, frames
+        signal.reason, filename, lineno, line, signal.hint, frames, raises=signal.raises
     )

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 
 from dovetail_capture.interpreter import (
     bytecode,
@@ -21,6 +22,7 @@ from dovetail_capture.interpreter import (
 from dovetail_capture.interpreter import wrap as wrapping
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.handlers import handles
 from dovetail_capture.interpreter.library import table as library
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
@@ -402,9 +404,10 @@ class Interpreter:
         """Remember where a break arose, the first time it passes by."""
         if signal.where is None:
             signal.where = [
-                (frame.code.co_filename, frame.line(), frame.code.co_qualname)
-                for frame in self.frames
+                (frame.code.co_filename, frame.line(), _function_of(frame)) for frame in self.frames
             ]
+            if signal.raises is not None and any(map(handles, self.frames)):
+                signal.raises = None
 
     def stack_trace(self) -> str:
         """The interpreted stack, as text for a node."""
@@ -413,3 +416,12 @@ class Interpreter:
             code = frame.code
             lines.append(f'File "{code.co_filename}", line {frame.line()}, in {code.co_name}')
         return "\n".join(lines)
+
+
+def _function_of(frame: Frame) -> str:
+    """The name of a frame's function, for people; of a module's method, which module's."""
+    name = frame.code.co_qualname
+    module = frame.slots[0] if frame.code.co_varnames[:1] == ("self",) else None
+    if frame.is_top or not isinstance(module, Value) or module.source is None:
+        return name
+    return f"{name} of {module.source}" if issubclass(module.python_type(), nn.Module) else name

@@ -197,10 +197,7 @@ class Recorder(GraphArguments):
                 return self.record(kind, target, args, kwargs, run)
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
-            raise GraphBreakSignal(
-                f"`{name}` cannot run without tensor data: {type(error).__name__}: {error}",
-                "compute the value outside of the compiled function, or keep it a tensor",
-            ) from error
+            raise _refusal(name, error) from error
         return self._recorded(kind, target, run, pairs, keyword_pairs, result)
 
     def _recorded(
@@ -461,6 +458,34 @@ _DATA = (
     types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.qscheme,
 )  # fmt: skip
+
+
+# What operators raise for arguments that do not fit, and what tells that it is another error: of
+# an operator that works on the data, or that has no kernel for fake tensors.
+_OF_ARGUMENTS = (RuntimeError, IndexError, TypeError, ValueError)
+_NO_DATA = ("data pointer", "data_ptr", "storage", "meta tensor", "Meta", "not allocated yet")
+_NO_FAKE_KERNEL = "no fake impl"
+
+
+def _refusal(name: str, error: Exception) -> GraphBreakSignal:
+    """Why an operation gave nothing for fake tensors."""
+    text = str(error)
+    if isinstance(error, DataDependentError) or any(word in text for word in _NO_DATA):
+        return GraphBreakSignal(
+            f"`{name}` needs the data of a tensor",
+            "compute the value outside of the compiled function, or keep it a tensor",
+        )
+    if _NO_FAKE_KERNEL in text:
+        return GraphBreakSignal(
+            f"`{name}` has no fake kernel, which tells what its results are like: {text}",
+            "register one with `register_fake` (torch.library)",
+        )
+    raises = type(error) in _OF_ARGUMENTS
+    return GraphBreakSignal(
+        f"`{name}` raises {type(error).__name__}: {text}",
+        "mend the arguments: eager mode raises this, too" if raises else "",
+        type(error)(text) if raises else None,
+    )
 
 
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:

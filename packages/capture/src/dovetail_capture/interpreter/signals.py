@@ -12,11 +12,13 @@ class GraphBreakSignal(Exception):
     """Capture cannot go on past the construct at hand; the frame is restarted to end before it.
 
     `where` are the interpreted frames that it arose in, outermost first: (file, line, function).
+    `raises` is what eager mode raises there, if it does, and the program does not handle it.
     """
 
-    def __init__(self, reason: str, hint: str = "") -> None:
+    def __init__(self, reason: str, hint: str = "", raises: Exception | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.raises = raises
         self.hint = hint or "move the construct out of the compiled function"
         self.where: list[tuple[str, int, str]] | None = None
 
