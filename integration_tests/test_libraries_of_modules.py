@@ -151,6 +151,28 @@ def test_names_for_those_who_count_on_the_prefix() -> None:
     assert not missing
 
 
+WALK = """
+def named(module, prefix=""):
+    for name, tensor in module.named_parameters(recurse=False):
+        yield prefix + name, tensor
+    for name, child in module.named_children():
+        yield from named(child, prefix + name + ".")
+"""
+
+
+@PREFIXED
+@pytest.mark.parametrize("nested", [False, True])
+def test_names_made_of_those_of_children(prefix: bool, nested: bool) -> None:
+    """accelerate: hooks that bring offloaded weights are found by names made on the way down."""
+    walking: dict[str, Any] = {"__name__": "accelerate.hooks"}
+    exec(WALK, walking)
+    for part in (compiled(prefix), dovetail.compile(nn.Linear(2, 1), backend="eager")):
+        model = Outer(part) if nested else part
+        found = dict(walking["named"](model))
+        assert sorted(found) == sorted(name for name, _ in model.named_parameters())
+        model.load_state_dict(model.state_dict())
+
+
 @PREFIXED
 @pytest.mark.parametrize("nested", [False, True])
 def test_distributed_checkpoints(prefix: bool, nested: bool) -> None:

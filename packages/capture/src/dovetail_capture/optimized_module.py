@@ -22,15 +22,19 @@ _OWN = frozenset({INNER, "capture_context", "forward"})
 _SHARED = (
     "_parameters",
     "_buffers",
+    "_non_persistent_buffers_set",
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-# Code that asks for torch.compile's wrapper in order to find its name within parameters' names: to
-# it, this is the wrapped module.
+# Code that makes parameters' names from those of children, or looks for torch.compile's wrapper in
+# order to find its name within them: to it, this is the wrapped module.
 _READS_NAMES = frozenset(
     {
+        "accelerate.big_modeling",
+        "accelerate.hooks",
+        "accelerate.utils.modeling",
         "torch.distributed.checkpoint.state_dict",
         "lightning.pytorch.strategies.model_parallel",
         "pytorch_lightning.strategies.model_parallel",
@@ -38,6 +42,7 @@ _READS_NAMES = frozenset(
 )
 # Code that expects names as torch.compile's wrapper gives them of whatever has an `_orig_mod`.
 _EXPECTS_PREFIX = frozenset({"peft.utils.hotswap"})
+_BETWEEN = ("abc", torch.nn.Module.__module__)
 # Code that gives a module a class with a property for one of its parameters: the wrapper has none.
 _CHANGES_CLASS = frozenset({"torch.nn.utils.parametrize"})
 
@@ -173,10 +178,11 @@ class OptimizedModule(torch.nn.Module):
         object.__dict__["__class__"].__set__(self, value)
 
     def _is_asked_by(self, modules: frozenset[str]) -> bool:
-        """Whether code of one of these modules is what calls, two frames up."""
+        """Whether code of one of these modules is what calls, two frames up or through a method
+        of `nn.Module`, or through an abstract class's `__instancecheck__`."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__") == "abc":
-            frame = frame.f_back  # that of an abstract class's `__instancecheck__`
+        while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
+            frame = frame.f_back
         return frame is not None and frame.f_globals.get("__name__") in modules
 
     @property
@@ -190,11 +196,6 @@ class OptimizedModule(torch.nn.Module):
             "torch.jit.script cannot compile a compiled module; script the module that it was "
             "compiled from, its `_orig_mod`"
         )
-
-    def _fqn_modifiers(self) -> dict[str, str]:
-        """Names that `torch.distributed.checkpoint` leaves out of the path to a parameter."""
-        theirs: dict[str, str] = getattr(self._orig_mod, "_fqn_modifiers", dict)()
-        return {**theirs, "": INNER}
 
     # --- attributes ---
 
@@ -260,6 +261,9 @@ class OptimizedModule(torch.nn.Module):
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """The wrapped module, by the name `_orig_mod`."""
+        if self._is_asked_by(_READS_NAMES):
+            yield from self._orig_mod.named_children()
+            return
         if torch.jit._trace._trace_module_map is not None:
             raise RuntimeError(
                 "torch.jit.trace cannot trace a compiled module; trace the module that it was "
@@ -286,7 +290,7 @@ class OptimizedModule(torch.nn.Module):
         self, members: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         # Its own are none: who goes through all modules finds the wrapped module's there.
-        if recurse:
+        if recurse or self._is_asked_by(_READS_NAMES):
             yield from self._orig_mod._named_members(members, prefix, recurse, remove_duplicate)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OptimizedModule:
@@ -406,9 +410,6 @@ class PrefixedModule(OptimizedModule):
 
     def _is_asked_by(self, modules: frozenset[str]) -> bool:
         return False
-
-    def _fqn_modifiers(self) -> dict[str, str]:
-        return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load, by names that begin with `_orig_mod.` or by those of the wrapped module."""
