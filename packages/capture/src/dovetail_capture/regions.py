@@ -69,7 +69,10 @@ def structure_of(target: Any) -> Hashable:
     module = target.__self__ if isinstance(target, MethodType) else target
     if not isinstance(module, torch.nn.Module):
         return None
-    parts: list[Any] = [(n, type(part)) for n, part in torch.nn.Module.named_modules(module)]
+    try:
+        parts: list[Any] = [(n, type(part)) for n, part in torch.nn.Module.named_modules(module)]
+    except AttributeError:  # it, or a part of it, is a copy that is being made: like no other
+        return object()
     for members in (torch.nn.Module.named_parameters, torch.nn.Module.named_buffers):
         for name, tensor in members(module):
             sizes = None if torch.nn.parameter.is_lazy(tensor) else tuple(tensor.shape)
