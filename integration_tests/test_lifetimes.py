@@ -276,3 +276,27 @@ def test_a_compiled_call_that_outlives_its_wrapper() -> None:
     call = dovetail.compile(model(), backend="eager").forward
     assert call(X).shape == (2, 4)
     assert call.capture_context.log.counters["graph"] == 1
+
+
+def test_weights_that_are_swapped(compiled: Compile) -> None:
+    """PyTorch swaps no tensor that has weak references."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    run = compiled(model)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for dtype in (torch.float64, torch.float32, torch.float64):
+            for _ in range(2):
+                x = torch.randn(2, 3, dtype=model[0].weight.dtype)
+                run(x).sum().backward()
+                torch.testing.assert_close(run(x), model(x))
+            model.zero_grad()
+            weight = model[0].weight
+            model.to(dtype)
+            assert model[0].weight is weight and weight.dtype is dtype
+            given = {k: v + 1 for k, v in model.state_dict().items()}
+            model.load_state_dict(given)
+            x = torch.randn(2, 3, dtype=dtype)
+            torch.testing.assert_close(run(x), model(x))
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)

@@ -162,10 +162,18 @@ PyType_Spec expiry_spec = {
     "dovetail_guards._native.Expiry", sizeof(Expiry), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, expiry_slots};
 
-// An object by its identity; `weakly` if the guard is not to keep it alive.
-void add_identity(Guard& guard, Check& check, bool weakly) {
+// How an object is compared by its identity: kept alive, referred to weakly, or by its address.
+enum Identity : long { kStrong = 0, kWeak = 1, kAddress = 2 };
+
+void add_identity(Guard& guard, Check& check, long how) {
+  if (how == kAddress) {
+    check.identity = static_cast<PyObject*>(PyLong_AsVoidPtr(check.object.get()));
+    if (!check.identity) throw PythonError();
+    check.object = Ref();
+    return;
+  }
   check.identity = check.object.get();
-  if (!weakly) return;
+  if (how == kStrong) return;
   if (!guard.expiry.get()) {
     guard.expiry = Ref::steal(expiry_type->tp_alloc(expiry_type, 0));
     if (!guard.expiry.get()) throw PythonError();
@@ -199,7 +207,7 @@ void add_check(Guard& guard, PyObject* row) {
       break;
     }
     case CheckKind::IdIs:
-      add_identity(guard, check, check.number != 0);
+      add_identity(guard, check, static_cast<long>(check.number));
       node.checks.push_back(std::move(check));
       break;
     case CheckKind::TensorIs:

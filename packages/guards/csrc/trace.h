@@ -247,8 +247,11 @@ inline bool must_keep_class(const Node& node, PyObject* value, bool held) {
 
 inline void flatten(Trace& trace, Node& node, PyObject* value, bool held) {
   node.fixed = true;
-  // (An object that is compared by identity lives as long as the guard has not expired.)
-  auto keeps = [](const Check& check) { return check.kind == CheckKind::IdIs; };
+  // (An object that is compared by identity lives as long as the guard has not expired, but for one
+  // of which only the address is known.)
+  auto keeps = [](const Check& check) {
+    return check.kind == CheckKind::IdIs && check.object.get();
+  };
   held |= std::any_of(node.checks.begin(), node.checks.end(), keeps);
   if (must_keep_class(node, value, held)) trace.words.add(Word::of(&value->ob_type));
   flatten_checks(trace, node, value, held);

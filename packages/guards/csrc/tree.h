@@ -58,7 +58,7 @@ struct Check {
   CheckKind kind;
   Ref object;      // type, identity or a weak reference to it, constant, keys, key or name
   int64_t number;  // length; or presence
-  PyObject* identity = nullptr;  // IdIs: the object; a guard expires when it dies
+  PyObject* identity = nullptr;  // IdIs: the object; without `object`, only its address
   unsigned version = 0;  // ClassAttrs: the class's version tag when they were last compared
   const TensorSpec* tensor = nullptr;  // TensorIs: the guard's, which tensors of one kind share
 };

@@ -373,6 +373,36 @@ def test_a_guard_expires_with_the_object_that_it_wants(traced: bool) -> None:
     assert failure is not None and "another object" in str(failure)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_tensor_that_is_compared_by_its_address(traced: bool) -> None:
+    """No weak reference, and whatever comes to lie there must be as other clauses say."""
+    layer = torch.nn.Linear(2, 2)
+    place = s.ItemSource(s.InstanceAttrSource(X, "_parameters"), "weight")
+    clause = c.IdIs(place, layer.weight, by_address=True)
+    guards = GuardSet([clause, tensor_clause(place, layer.weight)])
+    native = guards.compile(f.__code__)
+    for _ in range(10 * traced):
+        assert native(raw(layer), f)
+    assert native.is_traced == traced
+    assert not weakref.getweakrefs(layer.weight)
+    assert clause.is_met_by(layer.weight) and clause.obj is c.UNKNOWN
+    first, address = layer.weight, id(layer.weight)
+    layer.weight = torch.nn.Parameter(torch.ones(2, 2))
+    assert not native(raw(layer), f) and not guards.check_slow(FrameView(raw(layer), f))
+    layer.weight = first
+    assert native(raw(layer), f)
+    del first
+    watch = torch._C._WeakTensorRef(layer.weight)  # type: ignore[attr-defined]
+    del layer.weight
+    assert watch.expired()
+    for dtype in (torch.float64, torch.float32):
+        for _ in range(100):
+            layer.weight = torch.nn.Parameter(torch.ones(2, 2, dtype=dtype))
+            there = id(layer.weight) == address and dtype is torch.float32
+            view = FrameView(raw(layer), f)
+            assert native(raw(layer), f) == guards.check_slow(view) == there
+
+
 def test_many_guards_come_and_go() -> None:
     model = torch.nn.Linear(2, 2)
     guards = GuardSet(module_clauses(X, model))

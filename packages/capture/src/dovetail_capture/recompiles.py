@@ -83,7 +83,7 @@ def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None)
     for clause in guards.clauses:
         if isinstance(clause, IdIs) and issubclass(clause.kind, _REPLACED):
             seen = evaluate(clause.source, view)
-            if seen is clause.obj or type(seen) is not clause.kind:
+            if clause.is_met_by(seen) or type(seen) is not clause.kind:
                 continue
             if _code_of(seen) is clause.code:
                 found[clause.source] = seen

@@ -41,6 +41,15 @@ DEAD = _Dead()
 """Stands for an object that has died."""
 
 
+class _Unknown:
+    def __repr__(self) -> str:
+        return "the same object as before"
+
+
+UNKNOWN = _Unknown()
+"""Stands for an object of which only the address is known."""
+
+
 def _reference(obj: Any) -> tuple[Callable[[], Any], bool]:
     """What gives an object, and whether it does so without keeping it alive."""
     # (What has no `__dict__` may stand for an object of C++, and be made anew when asked for.)
@@ -63,7 +72,9 @@ class IdIs(Clause):
 
     Tensors and what has a `__dict__`, but classes, Python's modules and tensors that wrap others,
     are referred to weakly: a guard keeps no model alive. Where such an object has died, the clause
-    never holds again."""
+    never holds again. One that is compared `by_address` is not referred to at all (PyTorch swaps no
+    tensors that have weak references): if it has died, another one of its type may be found there,
+    of which other clauses on `source` must say all that matters."""
 
     source: Source
     kind: type
@@ -72,9 +83,10 @@ class IdIs(Clause):
     key: int
     _referred: Callable[[], Any] = field(hash=False, compare=False, repr=False)
     is_weak: bool = field(compare=False)
+    by_address: bool
 
-    def __init__(self, source: Source, obj: Any) -> None:
-        referred, is_weak = _reference(obj)
+    def __init__(self, source: Source, obj: Any, by_address: bool = False) -> None:
+        referred, is_weak = (lambda: UNKNOWN, False) if by_address else _reference(obj)
         code = obj.__code__ if isinstance(obj, FunctionType) else None
         for name, value in (
             ("source", source),
@@ -83,13 +95,20 @@ class IdIs(Clause):
             ("key", id(obj)),
             ("_referred", referred),
             ("is_weak", is_weak),
+            ("by_address", by_address),
         ):
             object.__setattr__(self, name, value)
 
     @property
     def obj(self) -> Any:
-        """The object; `DEAD` if it has died."""
+        """The object; `DEAD` if it has died, `UNKNOWN` if it is compared by its address."""
         return self._referred()
+
+    def is_met_by(self, value: Any) -> bool:
+        """Whether a value is the object, for all that is known."""
+        if self.by_address:
+            return id(value) == self.key and type(value) is self.kind
+        return value is self.obj
 
 
 @dataclass(frozen=True)

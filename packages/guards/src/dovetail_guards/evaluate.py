@@ -414,7 +414,7 @@ def _slot_is_empty(value: Any, name: str) -> bool:
 
 _VALUE_CHECKS: dict[type[c.Clause], Callable[[Any, Any], bool]] = {
     c.TypeIs: lambda clause, value: type(value) is clause.type_,
-    c.IdIs: lambda clause, value: value is clause.obj,
+    c.IdIs: lambda clause, value: clause.is_met_by(value),
     c.ConstantIs: lambda clause, value: constants_equal(value, clause.value),
     c.LengthIs: lambda clause, value: _length(value) == clause.length,
     c.DictKeysAre: lambda clause, value: (

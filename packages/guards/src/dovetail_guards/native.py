@@ -167,7 +167,10 @@ class _Builder:
             case c.TypeIs():
                 self._check(clause.source, _TYPE_IS, clause.type_)
             case c.IdIs():
-                self._check(clause.source, _ID_IS, clause.obj, int(clause.is_weak))
+                if clause.by_address:
+                    self._check(clause.source, _ID_IS, clause.key, 2)
+                else:
+                    self._check(clause.source, _ID_IS, clause.obj, int(clause.is_weak))
             case c.ConstantIs():
                 self._check(clause.source, _CONSTANT_IS, clause.value)
             case c.LengthIs():

@@ -253,14 +253,14 @@ class Session:
                 found[place] = constant.value
         return found
 
-    def pin(self, source: Source, obj: Any) -> None:
-        """Guard that `source` gives this very object."""
+    def pin(self, source: Source, obj: Any, by_address: bool = False) -> None:
+        """Guard that `source` gives this very object (`by_address`: see `IdIs`)."""
         if type(source) is ObjectSource:
             return
         key = (c.IdIs, id(source))
         if key not in self._guarded:
             self._guarded.add(key)
-            self.clauses.append(c.IdIs(source, obj))
+            self.clauses.append(c.IdIs(source, obj, by_address))
 
     def real_of(self, value: Value) -> Any:
         """The object that existed before and that `value` stands for; None if it is not known."""
@@ -317,18 +317,20 @@ class Session:
             and source.base.name in _PINNED_DICTS
             and not self.is_replaced(source)
         )
+        # (All that matters of it is guarded besides.)
+        by_address = static and type(real) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         known = self.known.get(id(real))
         if known is not None:
             assert isinstance(known, TensorValue) and known.source is not None
             if static:
-                self.pin(source, real)
+                self.pin(source, real, by_address)
             else:
                 self.same(known.source, source)
             return known
         if type(real) not in (torch.Tensor, torch.nn.Parameter) and self._is_to_be_plain(real):
             return self._plain_input(real, source)
         if static:
-            self.pin(source, real)
+            self.pin(source, real, by_address)
         wraps = is_wrapper(real)
         fixed = static or wraps or id(real) in self.inner
         sizes = None if fixed else self.shapes.sizes_of(real, source)
