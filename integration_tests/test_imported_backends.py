@@ -87,13 +87,17 @@ def test_a_package_that_is_absent_is_named(name: str, package: str, registers: s
         dovetail.compile(torch.nn.Linear(3, 2), backend=name)
 
 
-def test_a_package_that_registers_nothing_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "registered no backend 'torch_tensorrt'"), ("1 / 0", "failed: ZeroDivisionError")],
+)
+def test_a_package_that_cannot_be_used_is_told_of(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "torch_tensorrt.py").write_text("")
+    (tmp_path / "torch_tensorrt.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        with pytest.raises(ImportError, match="registered no backend 'torch_tensorrt'"):
+        with pytest.raises(ImportError, match=told):
             dovetail.compile(torch.nn.Linear(3, 2), backend="tensorrt")
     finally:
         sys.modules.pop("torch_tensorrt", None)

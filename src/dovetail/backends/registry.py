@@ -263,7 +263,12 @@ def _import(name: str, imported: _Imported) -> Backend:
             f"backend {name!r} needs {imported.package}, which is not installed: "
             f"pip install {imported.requirement}"
         )
-    importlib.import_module(imported.package)
+    try:
+        importlib.import_module(imported.package)
+    except Exception as error:  # (of another version of PyTorch, or without its libraries)
+        raise ImportError(
+            f"backend {name!r}: importing {imported.package} failed: {error!r}"
+        ) from error
     found = _registered_with_torch(imported.name)
     if found is None:
         raise ImportError(
