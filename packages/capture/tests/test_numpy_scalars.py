@@ -76,3 +76,51 @@ def test_a_branch_on_a_scalar_is_guarded() -> None:
     run = optimize(fn, lambda gm, examples: gm.forward)
     for value in (2, 5, 4, 3, 7, 1):
         same(run(torch.ones(2), np.float64(value)), fn(torch.ones(2), np.float64(value)))
+
+
+COMPUTED: dict[str, Callable[[Tensor, Any, Any], Any]] = {
+    "product": lambda x, k, m: x * (k * m),
+    "returned": lambda x, k, m: {"a": x + 1, "b": k / 2, "c": (m - k, 3 * m)},
+    "chain": lambda x, k, m: (x + (k + 1) * (m - 2) / 4, k * 1.5),
+    "with a number": lambda x, k, m: x * (k * x.shape[0]) - m / k,
+    "divided by nothing": lambda x, k, m: x * (k / (m - m)),
+    "read": lambda x, k, m: x + 1 if k * m > 6 else x * (k * m),
+    "as an index": lambda x, k, m: x[int(m * 0)] * k,
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_arithmetic_of_scalars_that_change(name: str, kind: Any) -> None:
+    graphs: list[GraphModule] = []
+
+    def backend(gm: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    fn = COMPUTED[name]
+    run = optimize(fn, backend)
+    pairs = [(2, 3), (3, 5), (5, 7), (7, 2), (-3, 4), (0, 1), (1, 0), (9, -6)]
+    if not issubclass(kind, np.integer):
+        pairs += [(float("nan"), 1), (float("inf"), 2), (-0.0, 1.5), (0.5, -0.0)]
+    for first, second in pairs:
+        args = torch.ones(2), kind(first), kind(second)
+        wanted, got = fn(*args), run(*args)
+        got, wanted = (list(o.values()) if isinstance(o, dict) else o for o in (got, wanted))
+        same(got, wanted)
+    assert len(graphs) <= (len(pairs) if name in ("read", "as an index") else 4)
+
+
+def test_scalars_where_errors_are_raised() -> None:
+    def fn(x: Tensor, k: Any) -> Any:
+        return x + 1, 1 / k
+
+    run = optimize(fn, lambda gm, examples: gm.forward)
+    with np.errstate(all="raise"):
+        for number in (1, 2, 3, 4):
+            same(run(torch.ones(2), np.float64(number)), fn(torch.ones(2), np.float64(number)))
+        with pytest.raises(FloatingPointError):
+            run(torch.ones(2), np.float64(0))
+    with np.errstate(all="ignore"):
+        same(run(torch.ones(2), np.float64(0)), fn(torch.ones(2), np.float64(0)))

@@ -329,7 +329,12 @@ class _Attempt:
                 raise GraphBreakSignal("what nests deeper than capture follows") from None
             except DataDependentError as error:
                 if self.session.draws:
-                    text = f"a random number (or what follows from it) as a Python value: {error}"
+                    what = (
+                        "a scalar of NumPy's"
+                        if self.session.computes_scalars
+                        else "a random number"
+                    )
+                    text = f"{what} (or what follows from it) as a Python value: {error}"
                     raise GraphBreakSignal(text, "draw it outside, or use torch.where") from error
                 raise GraphBreakSignal(str(error), UNKNOWN_SIZE_HINT) from error
             except ProgramException as error:

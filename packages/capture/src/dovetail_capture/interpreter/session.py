@@ -150,6 +150,7 @@ class Session:
         # Calls for random numbers, made before the graph runs; the ints among what they give, by
         # their symbols
         self.draws: list[CallFunction] = []
+        self.computes_scalars = False  # are calls for NumPy's arithmetic among them?
         self.drawn_symbols: dict[str, Source] = {}
         self.drawn_examples: dict[str, int] = {}
         self.checks = PendingChecks()  # of the data of tensors

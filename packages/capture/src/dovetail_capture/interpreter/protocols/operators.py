@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from dovetail_capture.interpreter.protocols import class_attributes, dicts, sequences
+from dovetail_capture.interpreter.protocols import (
+    class_attributes,
+    dicts,
+    numpy_scalars,
+    sequences,
+)
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
     concrete,
@@ -58,6 +63,10 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
             return binary(vm, symbol, *counted, inplace)
     if symbol == "%" and _is_formatted(vm, left, right):
         raise GraphBreakSignal(f"a text formatted with {right.describe()}")
+    if getattr(left, "unread", None) is not None or getattr(right, "unread", None) is not None:
+        computed = None if own else numpy_scalars.arithmetic(vm.session, symbol, left, right)
+        if computed is not None:
+            return computed
     if isinstance(left, Constant) and isinstance(right, Constant) and not own:
         folded = INPLACE[symbol] if inplace else fn  # constants do not change: errors tell of it
         return fold(vm, folded, left.value, right.value)
