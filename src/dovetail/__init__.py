@@ -5,8 +5,10 @@ from dovetail_capture import (
     allow_in_graph,
     assume_constant_result,
     disable,
+    dont_skip_tracing,
     error_on_graph_break,
     explain_guards,
+    forbid_in_graph,
     graph_break,
     is_compiling,
     is_dynamo_compiling,
@@ -19,6 +21,7 @@ from dovetail_capture import (
     nonstrict_trace,
     recompiles,
     reset,
+    run,
     substitute_in_graph,
     takes_symbolic_graphs,
     wrap_numpy,
@@ -36,7 +39,7 @@ from dovetail.compilation import compile, compile_in_place
 from dovetail.compiler import cudagraph_mark_step_begin
 from dovetail.explanation import Explanation, explain
 from dovetail.install import install, installed, uninstall
-from dovetail.options import Options
+from dovetail.options import Options, list_mode_options, list_options
 from dovetail.report import Report, report
 from dovetail.stance import set_stance
 
@@ -54,9 +57,11 @@ __all__ = [
     "config",
     "cudagraph_mark_step_begin",
     "disable",
+    "dont_skip_tracing",
     "error_on_graph_break",
     "explain",
     "explain_guards",
+    "forbid_in_graph",
     "get_default_backend",
     "graph_break",
     "install",
@@ -65,6 +70,8 @@ __all__ = [
     "is_dynamo_compiling",
     "is_exporting",
     "list_backends",
+    "list_mode_options",
+    "list_options",
     "mark_dynamic",
     "mark_static",
     "mark_static_address",
@@ -75,6 +82,7 @@ __all__ = [
     "register_backend",
     "report",
     "reset",
+    "run",
     "set_default_backend",
     "set_stance",
     "substitute_in_graph",

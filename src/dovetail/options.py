@@ -69,6 +69,28 @@ MODES: Mapping[str, Options] = {
 }
 
 
+def list_options() -> list[str]:
+    """The names of options that `compile` takes."""
+    return [field.name for field in fields(Options)]
+
+
+def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
+    """The options that a mode sets, or all modes' by name. (They are the same for `dynamic`.)
+
+    Raises ValueError for an unknown mode.
+    """
+    if mode is None:
+        return {name: list_mode_options(name) for name in MODES}
+    if mode not in MODES:
+        raise ValueError(unknown_name("mode", mode, MODES))
+    default, chosen = Options(), MODES[mode]
+    return {
+        name: getattr(chosen, name)
+        for name in list_options()
+        if getattr(chosen, name) != getattr(default, name)
+    }
+
+
 def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options by our names; what torch's name for them changes nothing here is left out."""
     found: dict[str, Any] = {}

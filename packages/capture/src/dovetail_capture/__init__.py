@@ -40,13 +40,14 @@ from dovetail_capture.marks import (
     allow_in_graph,
     assume_constant_result,
     disable,
+    forbid_in_graph,
     nonstrict_trace,
     substitute_in_graph,
 )
 from dovetail_capture.numpy_wrapping import wrap_numpy
 from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.stance import error_on_graph_break, set_stance
+from dovetail_capture.stance import dont_skip_tracing, error_on_graph_break, run, set_stance
 
 __all__ = [
     "BackendError",
@@ -68,10 +69,12 @@ __all__ = [
     "call_through",
     "context_of",
     "disable",
+    "dont_skip_tracing",
     "error_on_graph_break",
     "explain",
     "explain_guards",
     "export",
+    "forbid_in_graph",
     "graph_break",
     "has_static_address",
     "is_compiling",
@@ -87,6 +90,7 @@ __all__ = [
     "optimize_in_place",
     "recompiles",
     "reset",
+    "run",
     "run_graph",
     "set_stance",
     "substitute_in_graph",

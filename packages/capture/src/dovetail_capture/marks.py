@@ -144,6 +144,21 @@ def assume_constant_result(fn: F) -> F:
     return fn
 
 
+def forbid_in_graph(fn: Any) -> Any:
+    """Make it an error to call `fn`, a function (or each of several), in captured code."""
+    if isinstance(fn, (list, tuple)):
+        return [forbid_in_graph(item) for item in fn]
+    if not callable(fn):
+        raise TypeError(f"forbid_in_graph takes a function, got {type(fn).__name__}")
+    fn._dynamo_forbidden = True  # type: ignore[attr-defined]
+    return fn
+
+
+def is_forbidden(function: FunctionType) -> bool:
+    """Was the function marked with `forbid_in_graph` (ours or `torch.compiler`'s)?"""
+    return function.__dict__.get("_dynamo_forbidden") is True
+
+
 def is_constant_result(function: Any) -> bool:
     """Was the function marked with `assume_constant_result` (ours or `torch.compiler`'s)?"""
     return _in(_CONSTANT, function) or bool(getattr(function, "_dynamo_marked_constant", False))

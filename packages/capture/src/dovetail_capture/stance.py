@@ -160,3 +160,58 @@ class error_on_graph_break:
                 return function(*args, **kwargs)
 
         return wrapper  # type: ignore[return-value]
+
+
+class _PriorCode:
+    """The stance "eager_on_recompile" within a `with` block, or during calls of a function."""
+
+    def __init__(self) -> None:
+        self.before: list[_Stance] = []
+
+    def __enter__(self) -> None:
+        self.before.append(_State.stance)
+        _enter(_Stance("eager_on_recompile", _State.stance.backend))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        _enter(self.before.pop())
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with _PriorCode():
+                return function(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+
+def run(fn: Any = None) -> Any:
+    """Compile nothing new in calls of `fn`, or in a `with` block: what was compiled is used, and
+    calls that fit none of it run uncompiled."""
+    return _PriorCode() if fn is None else _PriorCode()(fn)
+
+
+class _NothingSkipped:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        pass
+
+    def __call__(self, function: F) -> F:
+        return function
+
+
+def dont_skip_tracing(fn: Any = None) -> Any:
+    """Look into all functions that captured code calls, in a `with` block or in calls of `fn`.
+    That is always so: only frames that Python itself calls, torch's own say, run as they are."""
+    return _NothingSkipped() if fn is None else fn

@@ -93,7 +93,7 @@ class InputShapes:
                     f"min={bounds.min}, max={bounds.max}"
                 )
         expr = self.env.create_size(size, SizeSource(source, dim), Dim.DYNAMIC, limits)
-        if bounds is not None and expr.symbol_name is not None:
+        if bounds is not None and bounds.strict and expr.symbol_name is not None:
             self.marked.append((expr.symbol_name, dim, source))
         return self.env.symint(expr)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from dovetail_capture.errors import CaptureError, place_of
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.protocols.argument_binding import (
@@ -25,6 +26,7 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.marks import (
     is_constant_result,
+    is_forbidden,
     reason_of,
     within_other_compiler,
     without_others_marks,
@@ -123,6 +125,11 @@ def call_function(
             )
         if options.is_allowed_in_graph(real):
             return vm.record_whole(real, args, kwargs)
+    if is_forbidden(real):
+        raise CaptureError(
+            f"{place_of(real.__code__)} must not be called in a compiled function: it is marked "
+            "with forbid_in_graph. Call it outside"
+        )
     if is_constant_result(real):
         return _constant_result(vm, real, args, kwargs)
     if vm.is_operation(real):
