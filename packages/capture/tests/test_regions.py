@@ -174,6 +174,36 @@ def test_modules_that_come_and_go() -> None:
     assert backend.graphs == 2
 
 
+def test_replaced_parameters_are_let_go() -> None:
+    """The version for any parameter takes the place of those for the first one."""
+    backend, block = Counting(), nn.Linear(4, 4)
+    fast = dc.optimize(block, backend)
+    fast(X)
+    with torch.no_grad():
+        fast(X)
+    graphs = backend.graphs
+    for _ in range(3):
+        old, first = weakref.ref(block.weight), block.weight
+        block.weight = nn.Parameter(torch.randn(4, 4))
+        torch.testing.assert_close(fast(X), block(X))
+        block.weight, second = first, block.weight  # and back
+        torch.testing.assert_close(fast(X), block(X))
+        block.weight = second
+        torch.testing.assert_close(fast(X), block(X))
+        del first, second
+        gc.collect()
+        assert old() is None
+    assert backend.graphs == graphs + 1
+    buffers = nn.BatchNorm1d(4).eval()
+    compiled = dc.optimize(buffers, backend)
+    compiled(X)
+    old_buffer = weakref.ref(buffers.running_mean)
+    buffers.running_mean = torch.randn(4)
+    torch.testing.assert_close(compiled(X), buffers(X))
+    gc.collect()
+    assert old_buffer() is None
+
+
 def test_classes_of_modules() -> None:
     """A subclass shares the forward; what it does with it is guarded."""
 

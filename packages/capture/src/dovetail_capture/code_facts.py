@@ -28,6 +28,8 @@ class CodeFacts:
 
     # (Replaced as a whole: a version goes when an object dies that it is for, at any time.)
     versions: tuple[Version, ...] = ()
+    # Versions for parameters that are no more: the next one, which takes any, is to replace them.
+    stale: tuple[Version, ...] = ()
     sizes: frozenset[tuple[str, int]] = frozenset()  # those that change from call to call
     replaced: frozenset[str] = frozenset()  # modules and functions that do
     has_graph: bool = False  # some version has a graph, or breaks

@@ -61,6 +61,7 @@ from dovetail_capture.recompiles import (
     replaced_objects,
     same_case,
     sizes_of,
+    wants_gone_tensor,
 )
 from dovetail_capture.replacement import build_replacement
 from dovetail_capture.signal_errors import handlers_raise
@@ -433,6 +434,12 @@ class CaptureContext(_frame_hook.Context):
         version = Version(guards, made_for, weakref.ref(entry))
         facts.versions = (*facts.versions, version)
         self._discard_with_objects(code, facts, version)
+        for old in facts.stale:
+            old_entry = old.entry()
+            if old_entry is not None:
+                self.discard(code, old_entry)
+            facts.drop(old)
+        facts.stale = ()
         return entry
 
     def _discard_with_objects(self, code: CodeType, facts: CodeFacts, version: Version) -> None:
@@ -569,6 +576,7 @@ class CaptureContext(_frame_hook.Context):
         if same < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reason, change=change)
             layers = self._layers(code, facts)
+            facts.stale = tuple(v for v in known if wants_gone_tensor(v.guards, view))
             for version in known:
                 facts.replaced |= replaced_objects(version.guards, view, layers)
                 if self.options.dynamic is not False:

@@ -79,6 +79,19 @@ def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None)
     class, and the functions where they wanted others of the same code. Not modules on a GPU that
     `method` is a method of: the layers of a model, which stay the same, and whose versions can be
     recorded with their weights where they lie."""
+    found = _others(guards, view)
+    return frozenset(str(source) for source in found if not _is_layer(found[source], method))
+
+
+def wants_gone_tensor(guards: GuardSet, view: FrameView) -> bool:
+    """Do guards want a parameter or buffer that its module has no more? What was compiled keeps it,
+    and its memory."""
+    return any(isinstance(obj, torch.Tensor) for obj in _others(guards, view).values())
+
+
+def _others(guards: GuardSet, view: FrameView) -> dict[Source, Any]:
+    """The modules, tensors and functions that are there instead of those of their kind that guards
+    want, but what belongs to another of them."""
     found: dict[Source, Any] = {}
     for clause in guards.clauses:
         if isinstance(clause, IdIs) and issubclass(clause.kind, _REPLACED):
@@ -87,8 +100,7 @@ def replaced_objects(guards: GuardSet, view: FrameView, method: CodeType | None)
                 continue
             if _code_of(seen) is clause.code:
                 found[clause.source] = seen
-    outermost = [source for source in found if found.keys().isdisjoint(_bases(source))]
-    return frozenset(str(source) for source in outermost if not _is_layer(found[source], method))
+    return {source: obj for source, obj in found.items() if found.keys().isdisjoint(_bases(source))}
 
 
 _REPLACED = (torch.nn.Module, torch.Tensor, FunctionType)
