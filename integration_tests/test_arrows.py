@@ -104,6 +104,7 @@ def all_python() -> list[Path]:
 INTEROP = {
     "integration_tests/compile_features.py",
     "integration_tests/library_runs.py",
+    "integration_tests/test_beside_torch_compile.py",
     "integration_tests/test_foreign_sizes.py",
     "integration_tests/test_interop.py",
     "integration_tests/test_torch_names.py",

@@ -85,7 +85,7 @@ run_off(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context)
     _PyStackChunk *stack = active_stack;
     Py_INCREF(context);
     active = NULL;
-    PyObject *result = previous_eval(ts, frame, 0);
+    PyObject *result = pass_on(ts, frame, 0);
     activate(ts, context, stack);
     Py_DECREF(context);
     return result;
@@ -119,7 +119,7 @@ run_entry(PyThreadState *ts, _PyInterpreterFrame *frame, PyCodeObject *code, Ent
     SET_FRAME_CODE(frame, new_code);
     GO_TO_START(frame, new_code);
     frame->stacktop = new_code->co_nlocalsplus;
-    PyObject *result = previous_eval(ts, frame, 0);
+    PyObject *result = pass_on(ts, frame, 0);
     Py_DECREF(code); /* the frame's own reference, which the swap left to us */
     return result;
 }
@@ -171,11 +171,11 @@ eval_captured(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context, C
     }
     PyCodeObject *code = FRAME_CODE(frame);
     if ((code->co_flags & (NOT_ORDINARY | CO_OPTIMIZED)) != CO_OPTIMIZED || !AT_START(frame, code)) {
-        return previous_eval(ts, frame, 0);
+        return pass_on(ts, frame, 0);
     }
     Node *node = state == NULL ? NULL : get_node(state, context);
     if (node != NULL && node->closed && PyTuple_GET_SIZE(node->entries) == 0) {
-        return node->off ? run_off(ts, frame, context) : previous_eval(ts, frame, 0);
+        return node->off ? run_off(ts, frame, context) : pass_on(ts, frame, 0);
     }
     PyObject *func = FRAME_FUNCTION(frame);
     int n = argument_count(code);
@@ -216,7 +216,7 @@ eval_captured(PyThreadState *ts, _PyInterpreterFrame *frame, Context *context, C
         state = get_state(code);
         node = state == NULL ? NULL : get_node(state, context);
         int off = node != NULL && node->off;
-        result = off ? run_off(ts, frame, context) : previous_eval(ts, frame, 0);
+        result = off ? run_off(ts, frame, context) : pass_on(ts, frame, 0);
     }
     Py_DECREF(context);
     return result;
@@ -242,5 +242,5 @@ hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
             return eval_captured(ts, frame, context, state);
         }
     }
-    return previous_eval(ts, frame, throwflag);
+    return pass_on(ts, frame, throwflag);
 }

@@ -85,6 +85,7 @@ static Py_ssize_t extra_index = -1;
 static PyCodeObject *return_code; /* one RETURN_VALUE */
 static PyObject *skip_mark, *off_mark;
 static PyObject *on_miss; /* the name of a method */
+static PyObject *foreign_call; /* what calls a switched function where another tool's hook is on */
 static PyObject *nothing; /* a function that does nothing */
 
 static PyObject *hook_eval(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag);
@@ -117,6 +118,31 @@ uninstall(void)
         _PyInterpreterState_SetEvalFrameFunc(interp, previous_eval);
         in_chain = 0;
     }
+}
+
+/* Evaluate a frame as if our hook were not there. A tool that puts its hook on top of ours again,
+ * while it is also below (torch.compile, in another thread), has seen the frame already. */
+static inline PyObject *
+pass_on(PyThreadState *ts, _PyInterpreterFrame *frame, int throwflag)
+{
+    _PyFrameEvalFunction next = previous_eval;
+    if (next != _PyEval_EvalFrameDefault
+        && _PyInterpreterState_GetEvalFrameFunc(ts->interp) == next) {
+        next = _PyEval_EvalFrameDefault;
+    }
+    return next(ts, frame, throwflag);
+}
+
+/* Would another tool's hook see the frames of this thread? */
+static inline int
+is_foreign(void)
+{
+    PyInterpreterState *interp = PyInterpreterState_Get();
+    _PyFrameEvalFunction current = _PyInterpreterState_GetEvalFrameFunc(interp);
+    if (current == hook_eval) {
+        current = previous_eval;
+    }
+    return current != _PyEval_EvalFrameDefault;
 }
 
 /* ---- greenlets ------------------------------------------------------------------------------ */

@@ -6,12 +6,9 @@
 #include "switches.h"
 
 static PyObject *
-switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+call_here(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Switched *self = (Switched *)callable;
-    if (look_at_watched() < 0) {
-        return NULL;
-    }
     Context *context = eager_forced ? NULL : self->context;
     PyObject *function = Py_NewRef(self->function);
     Py_XINCREF(context);
@@ -21,6 +18,56 @@ switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject
     Py_XDECREF(context);
     Py_DECREF(function);
     return result;
+}
+
+/* foreign_call(switched, *args, **kwargs), which calls `call_here` with the same in turn. */
+static Py_NO_INLINE PyObject *
+call_foreign(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+    Py_ssize_t total = n + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
+    PyObject **all = PyMem_Malloc((total + 1) * sizeof(PyObject *));
+    if (all == NULL) {
+        return PyErr_NoMemory();
+    }
+    all[0] = callable;
+    memcpy(all + 1, args, total * sizeof(PyObject *));
+    PyObject *function = Py_NewRef(foreign_call);
+    PyObject *result = PyObject_Vectorcall(function, all, n + 1, kwnames);
+    Py_DECREF(function);
+    PyMem_Free(all);
+    return result;
+}
+
+static PyObject *
+switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    if (look_at_watched() < 0) {
+        return NULL;
+    }
+    if (foreign_call != NULL && is_foreign()) {
+        return call_foreign(callable, args, nargsf, kwnames);
+    }
+    return call_here(callable, args, nargsf, kwnames);
+}
+
+/* call_here(switched, *args, **kwargs) */
+static PyObject *
+hook_call_here(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n, PyObject *kwnames)
+{
+    if (n < 1 || !PyObject_TypeCheck(args[0], &SwitchedType)) {
+        PyErr_SetString(PyExc_TypeError, "call_here takes a Switched, and what to call it with");
+        return NULL;
+    }
+    return call_here(args[0], args + 1, n - 1, kwnames);
+}
+
+/* on_foreign_hook(function) */
+static PyObject *
+hook_on_foreign_hook(PyObject *Py_UNUSED(module), PyObject *arg)
+{
+    Py_XSETREF(foreign_call, Py_NewRef(arg));
+    Py_RETURN_NONE;
 }
 
 static PyObject *

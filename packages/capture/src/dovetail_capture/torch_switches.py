@@ -11,16 +11,24 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from dovetail_capture._frame_hook import watch_names
+from dovetail_capture._frame_hook import call_here, on_foreign_hook, watch_names
 
 _DISABLED = any(
     os.environ.get(name) == "1" for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
 )
 _FRONT_END = "torch._dynamo.eval_frame"
+# What runs while compiled functions are called, or a backward is compiled. (Not `dovetail` as a
+# whole: it has models that torch.compile is measured on.)
+_RUNS_PLAINLY = (
+    *("dovetail_autograd_aot", "dovetail_capture", "dovetail_guards", "dovetail_inductor"),
+    *("dovetail_prims", "dovetail_runtime"),
+    *("dovetail.pipeline", "dovetail.per_size", "dovetail.weights"),
+)
 
 
 def torch_stance() -> str:
@@ -80,6 +88,19 @@ def _setting(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
 
+def keep_out_torch() -> None:
+    """Let torch.compile's front end neither capture our compiler nor what it compiled: where a
+    function that it compiles calls a compiled function of ours, it breaks its graph."""
+    disable = _setting("torch._dynamo.decorators", "disable")
+    if disable is None:
+        return
+    on_foreign_hook(disable(call_here))
+    add = _setting("torch._dynamo.trace_rules", "add")
+    for name in _RUNS_PLAINLY if add is not None else ():
+        if find_spec(name.partition(".")[0]) is not None:
+            add(name)
+
+
 class TorchFollower:
     """Does what torch.compile is told: `changed` is called when its stance may have changed,
     `reset` when it was reset.
@@ -90,6 +111,7 @@ class TorchFollower:
     def __init__(self, changed: Callable[[], object], reset: Callable[[], object]) -> None:
         self._changed = changed
         self._reset = reset
+        self._keeps_out = False
 
     def reset(self) -> None:
         """Called by torch.compile's own `reset`."""
@@ -109,5 +131,8 @@ class TorchFollower:
         """Take the stance that is set now, and watch whether it is set again."""
         front_end = sys.modules.get(_FRONT_END)
         if hasattr(front_end, "cached_backends"):
+            if not self._keeps_out:
+                self._keeps_out = True
+                keep_out_torch()
             watch_names(self._look, ((vars(front_end), "_stance"),))
         self._changed()
