@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import dovetail
 from dovetail import torch_settings
@@ -178,6 +179,15 @@ class TestInstall:
         with dovetail.installed():
             compiled: Any = torch.compile(torch.nn.Linear(2, 2))  # noqa: TID251
         assert list(compiled.state_dict()) == ["_orig_mod.weight", "_orig_mod.bias"]
+
+    def test_questions_within_compiled_code(self) -> None:
+        def asks(x: Tensor) -> Tensor:
+            compiling = torch.compiler.is_compiling() and torch.compiler.is_dynamo_compiling()
+            return x + 1 if compiling and not torch.compiler.is_exporting() else x
+
+        with dovetail.installed():
+            got = torch.compile(asks, fullgraph=True)(torch.zeros(1))  # noqa: TID251
+        assert got.item() == 1
 
     def test_eager_operators_that_compile_themselves(self) -> None:
         x = torch.ones(2)

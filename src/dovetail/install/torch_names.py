@@ -17,9 +17,16 @@ from dovetail.compilation import compile, compile_in_place
 from dovetail.explanation import explain
 from dovetail.install import front_end
 
-# Captured code and libraries hold these by identity; torch's own are understood where they are met.
+# What only asks or marks: torch's own are understood where captured code calls them.
 _UNDERSTOOD = frozenset(
-    ["config", "is_compiling", "is_dynamo_compiling", "disable", "assume_constant_result"]
+    [
+        "assume_constant_result",
+        "config",
+        "disable",
+        "is_compiling",
+        "is_dynamo_compiling",
+        "is_exporting",
+    ]
 )
 
 # Eagerly, higher-order operators run by torch.compile, given the operator and nothing else.
