@@ -255,6 +255,28 @@ def test_layers_sharded_and_compiled(first: str) -> None:
         assert torch.equal(mine.grad.full_tensor(), theirs.grad)  # type: ignore[attr-defined]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("within", [False, True])
+def test_optimizer_states_under_fsdp(within: bool) -> None:
+    from torch.distributed.checkpoint import state_dict as checkpoints
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model: Any = dovetail.compile(Outer(nn.Linear(2, 2)), backend="eager")
+    if within:
+        model = Outer(dovetail.compile(nn.Linear(2, 2), backend="eager"))
+    cpu = torch.device("cpu")
+    sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=cpu)
+    optimizer = torch.optim.Adam(sharded.parameters())
+    sharded(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
+    options = checkpoints.StateDictOptions(full_state_dict=True)
+    states = checkpoints.get_optimizer_state_dict(sharded, optimizer, options=options)
+    assert sorted(states["state"]) == ["part.bias", "part.weight"]
+    saved = checkpoints.get_model_state_dict(sharded, options=options)
+    assert list(saved) == ["part.weight", "part.bias"]
+
+
 def test_a_class_made_from_the_one_it_answers() -> None:
     """FSDP2 makes a class of a module's, and gives it to the module."""
 

@@ -42,6 +42,8 @@ _READS_NAMES = frozenset(
 )
 # Code that expects names as torch.compile's wrapper gives them of whatever has an `_orig_mod`.
 _EXPECTS_PREFIX = frozenset({"peft.utils.hotswap"})
+# FSDP walks down by children's names, and leaves out this one: of another wrapper with clean names.
+_FSDP, _LEFT_OUT = frozenset({"torch.distributed.fsdp._common_utils"}), "_dmp_wrapped_module"
 _BETWEEN = ("abc", torch.nn.Module.__module__)
 # Code that gives a module a class with a property for one of its parameters: the wrapper has none.
 _CHANGES_CLASS = frozenset({"torch.nn.utils.parametrize"})
@@ -263,6 +265,9 @@ class OptimizedModule(torch.nn.Module):
         """The wrapped module, by the name `_orig_mod`."""
         if self._is_asked_by(_READS_NAMES):
             yield from self._orig_mod.named_children()
+            return
+        if self._is_asked_by(_FSDP):
+            yield _LEFT_OUT, self._orig_mod
             return
         if torch.jit._trace._trace_module_map is not None:
             raise RuntimeError(
