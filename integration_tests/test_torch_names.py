@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 import dovetail
-from dovetail import torch_settings
 
 # Names whose parameters differ, with the reason.
 _DIFFER = {
@@ -60,31 +59,6 @@ def test_parameters_of_compile() -> None:
     theirs = inspect.signature(torch.compile).parameters  # noqa: TID251
     ours = inspect.signature(dovetail.compile).parameters
     assert theirs.keys() <= ours.keys()
-
-
-@pytest.mark.parametrize("name", torch_settings.INDUCTOR)
-def test_every_option_of_inductor(name: str) -> None:
-    row = torch_settings.INDUCTOR[name]
-    if row.option in ("guard_filter_fn",):
-        return
-    value: Any = 0.5 if row.option == "activation_memory_budget" else True
-    if row.refused:
-        with pytest.raises(ValueError, match="cannot be honoured"):
-            dovetail.compile(torch.sin, options={name: object()})
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compiled = dovetail.compile(torch.sin, options={name: value})
-    torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin())
-
-
-def test_an_option_that_changes_nothing_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_settings, "_TOLD", set())
-    with pytest.warns(UserWarning, match="epilogue_fusion changes nothing here"):
-        dovetail.compile(torch.sin, options={"epilogue_fusion": True})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        dovetail.compile(torch.sin, options={"epilogue_fusion": True})
 
 
 class TestConfig:

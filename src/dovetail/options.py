@@ -9,7 +9,17 @@ from typing import Any
 
 from dovetail_capture.knobs import ON_ERROR, ON_ERROR_CHOICES, OnError
 
-from dovetail.torch_settings import INDUCTOR, known_to_torch, ours_of, warn_once
+from dovetail.config import SETTINGS
+from dovetail.settings.meaning import SetsArgument, SetsSwitch
+from dovetail.settings.store import known_to_torch
+from dovetail.settings.table import (
+    NAMES,
+    check_value,
+    find_setting,
+    ineffective,
+    near_names,
+    options_of,
+)
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
@@ -91,18 +101,31 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
     }
 
 
+_CALLERS = 5  # from `_ours` up to who calls `compile`
+
+
 def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options by our names; what torch's name for them changes nothing here is left out."""
-    found: dict[str, Any] = {}
+    own = set(list_options())
+    found: dict[str, Any] = {name: value for name, value in options.items() if name in own}
+    by_torchs_name: dict[str, object] = {}
     for name, value in options.items():
-        if name in INDUCTOR:
-            known = ours_of(name, value, INDUCTOR)
-            if known is not None:
-                found[known[0]] = value
-        elif not known_to_torch(name):
-            found[name] = value
+        setting = find_setting(name)
+        if name in own:
+            continue
+        if setting is not None:
+            if isinstance(setting.meaning, SetsSwitch | SetsArgument):
+                raise ValueError(f"{name!r} is no option of a call: set dovetail.config.{name}")
+            check_value(setting, value)
+            SETTINGS.tell(name, ineffective(setting, value), _CALLERS)
+            by_torchs_name[name] = value
+        elif known_to_torch(name):
+            text = f"option {name!r} changes nothing here: it is one of torch's compiler alone"
+            SETTINGS.tell(name, text, _CALLERS)
         else:
-            warn_once(f"option {name!r} changes nothing here: it is one of torch's compiler alone")
+            found[name] = value  # (refused below)
+    for name, value in options_of(by_torchs_name).items():
+        found[name] = True if found.get(name) is True else value
     return found
 
 
@@ -126,7 +149,10 @@ def resolve_options(
     known = {f.name: type(getattr(chosen, f.name)) for f in fields(Options)}
     for name, value in options.items():
         if name not in known:
-            raise ValueError(unknown_name("option", name, known))
+            raise ValueError(
+                f"unknown option {name!r}; {near_names(name, (*known, *NAMES))}known: "
+                f"{', '.join(known)}, and Inductor's (see dovetail.config)"
+            )
         if name == "guard_filter_fn":
             if value is not None and not callable(value):
                 raise TypeError(f"option {name!r} takes a function, got {type(value).__name__}")

@@ -16,9 +16,10 @@ from dovetail_capture import (
     wrap_numpy,
 )
 
+from dovetail import config
 from dovetail.backends.registry import get_default_backend, list_backends, set_default_backend
 from dovetail.compilation import compile
-from dovetail.compiler import config, precompile
+from dovetail.compiler import precompile
 from dovetail.compiler.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from dovetail.compiler.guard_filters import (
     keep_portable_guards_unsafe,

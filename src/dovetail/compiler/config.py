@@ -1,1 +1,0 @@
-"""The settings of `torch.compiler.config`. (Those of the compiler are in `dovetail.config`.)"""
