@@ -13,8 +13,9 @@ import pytest
 import torch
 from dovetail_capture import BackendError, BackendTraits, optimize
 from dovetail_capture.errors import InternalError
-from dovetail_capture.failures import InternalErrorWarning
+from dovetail_capture.failures import InternalErrorWarning, UncompiledWarning
 from dovetail_guards.guard_set import GuardSet
+from dovetail_prims.node_error import Refusal
 from torch.fx import GraphModule
 
 SEEN: list[int] = []
@@ -223,3 +224,21 @@ def test_what_a_guard_filter_raises_is_the_program_s() -> None:
             guard_filter_fn=keep,
             on_error="run_uncompiled",
         )(torch.ones(2))
+
+
+def test_what_a_compiler_refuses_is_told_as_such() -> None:
+    """Of a whole graph: another would end before what is refused."""
+
+    error = Refusal("a sparse gradient; leave it out")
+    error.__cause__ = ValueError("no storage")
+    backend = Compiler(error)
+    x = torch.randn(4, 4)
+    compiled = optimize(function, backend, fullgraph=True, on_error="run_uncompiled")
+    torch.manual_seed(0)
+    with pytest.warns(UncompiledWarning, match="runs uncompiled.*a sparse gradient") as told:
+        got = compiled(x)
+    assert not any(issubclass(w.category, InternalErrorWarning) for w in told)
+    torch.manual_seed(0)
+    assert torch.equal(got, function(x))
+    (failure,) = compiled.capture_context.log.failures
+    assert failure.refused == "a sparse gradient; leave it out"

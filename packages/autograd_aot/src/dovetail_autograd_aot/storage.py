@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeStorage, FakeTensor, make, set_lazy
-from dovetail_prims.node_error import blame
+from dovetail_prims.node_error import Refusal, blame
 from torch.fx import Node
 
 from dovetail_autograd_aot.graphs import ViewStep
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 _LAZY = (aten._conj.default, aten._neg_view.default)
 
 
-class TraceError(RuntimeError):
+class TraceError(Refusal):
     """The captured graph does something that cannot be traced ahead of time."""
 
 

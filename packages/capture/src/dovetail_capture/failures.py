@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import CodeType
 
 import torch
+from dovetail_prims.node_error import Refusal
 from torch.fx import GraphModule
 
 from dovetail_capture.surroundings import warn_caller
@@ -22,7 +23,11 @@ _MISTAKES = (AssertionError, AttributeError, LookupError, NameError, TypeError, 
 _OF_PROGRAM = (MemoryError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit)
 
 
-class InternalErrorWarning(RuntimeWarning):
+class UncompiledWarning(RuntimeWarning):
+    """A graph runs uncompiled, for what the compiler does not compile."""
+
+
+class InternalErrorWarning(UncompiledWarning):
     """The compiler failed: a graph, or a frame, runs uncompiled."""
 
 
@@ -32,6 +37,7 @@ class Failure:
 
     `stage` is what failed ("capture", "compiling the graph", ...), `place` the user's function,
     file and line, `graph` the text of the graph that was being compiled ("" if there was none).
+    `refused` is what the compiler says that it does not compile ("": it is a failure indeed).
     """
 
     stage: str
@@ -40,6 +46,7 @@ class Failure:
     innermost: str
     traceback: str
     graph: str = ""
+    refused: str = ""
 
     def as_text(self) -> str:
         """One line."""
@@ -76,14 +83,21 @@ def failure_of(
     frames = traceback.extract_tb(origin(error).__traceback__)[-_INNERMOST:]
     innermost = "".join(f"\n  {f.filename}:{f.lineno} in {f.name}" for f in frames)
     text = "".join(traceback.format_exception(error))
-    return Failure(stage, place, _summary(error), innermost, text, _text_of(graph))
+    refused = next((str(e) for e in _chain(error) if isinstance(e, Refusal)), "")
+    return Failure(stage, place, _summary(error), innermost, text, _text_of(graph), refused)
 
 
 def note_failure(failures: list[Failure], failure: Failure) -> None:
     """Keep a failure, and warn of it unless one of the same kind is known."""
     known = any(failure.as_text() == other.as_text() for other in failures)
     failures.append(failure)
-    if not known:
+    if not known and failure.refused:
+        warn_caller(
+            f"a graph of {failure.place} runs uncompiled, slower but right: {failure.refused}. "
+            "options={'on_error': 'raise'} raises an error.",
+            UncompiledWarning,
+        )
+    elif not known:
         warn_caller(
             f"an internal error of Dovetail: {failure.as_text()}{failure.innermost}\n"
             f"({', '.join(_versions())})\n"

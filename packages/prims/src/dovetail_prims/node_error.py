@@ -5,6 +5,11 @@ from __future__ import annotations
 _ATTRIBUTE = "_dovetail_graph_node"
 
 
+class Refusal(RuntimeError):
+    """What a compiler does not compile: the error says what and the way round. It is no mistake of
+    the compiler's."""
+
+
 def blame(error: BaseException, node: str) -> None:
     """Note that compiling failed with `error` at the node of that name, of the graph that the
     compiler was given. An error that knows its node keeps it."""
