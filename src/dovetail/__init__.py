@@ -39,6 +39,7 @@ from dovetail.compilation import compile, compile_in_place
 from dovetail.compiler import cudagraph_mark_step_begin
 from dovetail.explanation import Explanation, explain
 from dovetail.install import install, installed, uninstall
+from dovetail.logs import apply_torch_logs, read_environment, set_logs
 from dovetail.options import Options, list_mode_options, list_options
 from dovetail.report import Report, report
 from dovetail.stance import set_stance
@@ -49,6 +50,7 @@ __all__ = [
     "Options",
     "Report",
     "allow_in_graph",
+    "apply_torch_logs",
     "assume_constant_result",
     "compile",
     "compile_in_place",
@@ -84,9 +86,12 @@ __all__ = [
     "reset",
     "run",
     "set_default_backend",
+    "set_logs",
     "set_stance",
     "substitute_in_graph",
     "takes_symbolic_graphs",
     "uninstall",
     "wrap_numpy",
 ]
+
+read_environment()

@@ -63,7 +63,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     case = builder(arguments.small)
     case.model.train(arguments.train)
     with torch.set_grad_enabled(arguments.train):
-        print(explain(case.model)(**case.inputs))
+        print(explain(case.model)(**case.inputs).as_text(verbose=True))
     return 0
 
 

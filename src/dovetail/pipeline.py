@@ -51,6 +51,7 @@ from dovetail_inductor import (
     prefer_channels_last,
     prepare_weights,
 )
+from dovetail_prims.artifact_log import tell
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.decompositions import core_aten_table
@@ -63,6 +64,7 @@ from torch.fx import GraphModule
 
 from dovetail.options import Options
 from dovetail.per_size import PerSize
+from dovetail.stages_shown import passes_shown, tell_of_plan
 from dovetail.weights import ConstantWeights
 
 # What graphs that nobody asked for may hold.
@@ -175,6 +177,7 @@ class CompilerBackend:
         )
         keeps_weights = self.options.constant_weights and not training and not wrapped
         role = _Role(training, place_in(gm))
+        tell("pre_grad_graphs", role.place, lambda: str(gm.code.strip()), suffix="py")
         kept = frozenset[int]()  # by the caller, of the forward's results
         constant = frozenset[int]()
         silent = False  # does it write inputs without their version counters' telling?
@@ -182,6 +185,8 @@ class CompilerBackend:
         def partition(joint: JointGraph) -> PartitionedGraph:
             nonlocal kept, constant, silent
             parts = cut(joint, self.options)
+            tell("aot_joint_graph", role.place, joint.as_text, suffix="py")
+            tell("aot_graphs", role.place, parts.as_text, suffix="py")
             silent |= any(m.silent for m in parts.signature.mutated)
             self.writes_inputs |= bool(parts.signature.mutated)
             kept = _kept_by_the_caller(parts.signature)
@@ -238,7 +243,7 @@ class CompilerBackend:
         if _computes_shapes(gm):
             return gm.forward
         try:
-            artifact = self.compile_functional(gm, example_inputs)
+            artifact = self.compile_functional(gm, example_inputs, role.place)
         except Exception as error:
             return self._without_kernels(gm, role, error)
         asked_for = self.options.cudagraphs
@@ -303,13 +308,14 @@ class CompilerBackend:
         note_failure(self.failures, failure_of(stage, error, role.place, gm))
 
     def compile_functional(
-        self, gm: GraphModule, example_inputs: Sequence[Any]
+        self, gm: GraphModule, example_inputs: Sequence[Any], place: str = ""
     ) -> CompiledArtifact:
         """Compile a functional ATen graph: loops, kernels, plan, native program."""
         start = time.perf_counter()
         tuner = self.tuner if self.options.max_autotune else None
         with collector_paused():  # (a backward's is compiled at the first call of it)
-            plan = compile_graph(gm, example_inputs, tuner=tuner)
+            plan = compile_graph(gm, example_inputs, log=passes_shown(gm, place), tuner=tuner)
+            tell_of_plan(plan, place)
             planned = time.perf_counter()
             try:
                 artifact = load(plan)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from dovetail import logs
 from dovetail.install.imports import ImportWatch
 from dovetail.install.replacements import Replacements
 from dovetail.install.torch_names import LATE, late_names, torch_names
@@ -26,6 +27,8 @@ class _Installation:
         for owner, name, value in torch_names():
             self._replacements.replace(owner, name, value)
         self._watch.start()
+        if logs.torch_asks():
+            logs.apply_torch_logs()
 
     def _imported(self, module: ModuleType) -> None:
         for name, value in late_names(module):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from dovetail_capture import OptimizedModule
 
-from dovetail import compiler
+from dovetail import compiler, logs
 from dovetail.backends import registry
 from dovetail.compilation import compile, compile_in_place
 from dovetail.explanation import explain
@@ -55,6 +55,9 @@ def torch_names() -> Iterator[tuple[Any, str, Any]]:
     own = _as(torch.compile, _compile, _INTERNAL)  # noqa: TID251
     yield torch, "compile", own
     yield torch.nn.Module, "compile", _as(torch.nn.Module.compile, _in_place)
+    logging: Any = torch._logging
+    told = functools.partial(logs.set_torch_logs, logging.set_logs)
+    yield logging, "set_logs", _as(logging.set_logs, told)
     for name in compiler.__all__:
         theirs = getattr(torch.compiler, name, None)
         if theirs is None or name in _UNDERSTOOD:

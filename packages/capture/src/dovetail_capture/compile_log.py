@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType
 
+from dovetail_prims.artifact_log import tell
+
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
+from dovetail_capture.errors import place_of
 from dovetail_capture.failures import Failure
 
 
@@ -92,6 +95,18 @@ def recompiles_in_short(events: Iterable[Event]) -> list[str]:
     return lines
 
 
+# Through which logger an event is told, besides breaks.
+_ARTIFACTS = {
+    "frame": "dynamo",
+    "no graph": "dynamo",
+    "recompile": "recompiles",
+    "limit": "recompiles",
+    "plain": "perf_hints",
+    "plain floats": "perf_hints",
+    "static graph": "perf_hints",
+}
+
+
 @dataclass(frozen=True)
 class FrameRecord:
     """A captured frame with the text of its replacement, kept when a log keeps frames."""
@@ -125,22 +140,25 @@ class CompileLog:
     ) -> None:
         """Record an event about a frame of `code`."""
         self.counters[kind] += 1
-        self.events.append(
-            Event(
-                kind,
-                code.co_qualname,
-                code.co_filename,
-                code.co_firstlineno,
-                text,
-                capture_seconds,
-                backend_seconds,
-                change,
-            )
+        event = Event(
+            kind,
+            code.co_qualname,
+            code.co_filename,
+            code.co_firstlineno,
+            text,
+            capture_seconds,
+            backend_seconds,
+            change,
         )
+        self.events.append(event)
+        artifact = _ARTIFACTS.get(kind)
+        if artifact is not None:
+            tell(artifact, event.place, event.sentence, payload=event)
 
     def add_break(self, code: CodeType, break_: GraphBreak) -> None:
         """Record a graph break."""
         self.breaks.append(break_)
+        tell("graph_breaks", place_of(code), break_.as_text, payload=break_)
         self.add("break", code, break_.as_text())
 
     @property

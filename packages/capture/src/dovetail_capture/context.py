@@ -24,8 +24,10 @@ from dovetail_guards.explain import clause_text
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.process_lock import ProcessLock
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
+from dovetail_prims.artifact_log import tell
 
 from dovetail_capture import _frame_hook
+from dovetail_capture.artifacts import tell_of_frame, tell_of_graph
 from dovetail_capture.backend_run import (
     Asked,
     Backend,
@@ -413,6 +415,7 @@ class CaptureContext(_frame_hook.Context):
             except Exception as error:
                 raise OfProgram(error) from error
         guard = self._checked_guard(code, func, args, guards)
+        tell_of_frame(self._continuations.root_code(code), frame, guards, new_code)
         facts = self._facts.of(code)
         facts.eager_sizes = None
         if has_graph or resumption is not None:
@@ -534,6 +537,7 @@ class CaptureContext(_frame_hook.Context):
             return None
 
     def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
+        tell_of_graph(frame)
         breaks_allowed = not (self.options.fullgraph or breaks_are_errors())
         facts = self._facts.of(code)
         static = bool(self._static_graphs)
@@ -565,13 +569,14 @@ class CaptureContext(_frame_hook.Context):
         known = facts.versions
         view = FrameView(args, func)
         failures = [version.guards.explain_failure(view) for version in known]
+        root = self._continuations.root_code(code)
         newest = next((f for f in reversed(failures) if f is not None), None)
         reason, change = "", None
         if newest is not None:
             reason = str(newest)
+            tell("recompiles_verbose", place_of(root), lambda: "\n".join(str(f) for f in failures))
             if newest.subject:
                 change = Change(newest.subject, newest.wanted, newest.found, newest.hint)
-        root = self._continuations.root_code(code)
         same = same_case(failures, [version.made_for for version in known], view)
         if same < self.recompile_limit and len(known) < _MOST_ENTRIES:
             self.log.add("recompile", root, reason, change=change)
