@@ -218,3 +218,37 @@ def test_what_a_part_before_a_break_took_is_written_to_by_the_next(computed: Any
         result.sum().backward()
         results.append((result.detach(), leaf.grad))
     torch.testing.assert_close(results[1], results[0])
+
+
+def add_one(x: Tensor) -> Tensor:
+    return x.add_(1)
+
+
+@pytest.mark.parametrize("first_normal", [False, True])
+def test_an_inference_tensor_is_not_written_to_outside_of_the_mode(first_normal: bool) -> None:
+    compiled = dovetail.compile(add_one)
+    if first_normal:
+        compiled(torch.ones(3))
+    with torch.inference_mode():
+        x = torch.ones(3)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        compiled(x)
+    with torch.inference_mode():
+        before = x.clone()
+        assert torch.equal(compiled(x), before + 1)
+
+
+def inferred(x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode():
+        y = x * 2
+        return y, y[0]
+
+
+def test_what_a_block_of_inference_mode_makes_is_made_in_it() -> None:
+    y, z = dovetail.compile(inferred, fullgraph=True)(torch.ones(3, requires_grad=True))
+    assert y.is_inference() and z.is_inference() and z == 2
+    with torch.inference_mode():
+        y.zero_()
+    assert z == 0
+    with pytest.raises(RuntimeError, match="cannot be saved for backward"):
+        y * torch.ones(3, requires_grad=True)

@@ -341,3 +341,17 @@ def test_tensors_of_inference_mode_that_no_derivative_needs() -> None:
         dovetail.compile(lambda x, w: x * w, backend="aot_eager")(
             made, torch.ones(3).requires_grad_()
         )
+
+
+def in_inference_mode(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x + 1
+
+
+@pytest.mark.parametrize("make", [Wrapped, lambda x: x.as_subclass(nn.Parameter)])
+def test_a_subclass_that_is_made_in_inference_mode(make: Callable[[Tensor], Tensor]) -> None:
+    def function(x: Tensor) -> Tensor:
+        return in_inference_mode(make(x * 2))
+
+    got, expected = dovetail.compile(function)(torch.ones(3)), function(torch.ones(3))
+    assert type(got) is type(expected) and got.is_inference() and expected.is_inference()

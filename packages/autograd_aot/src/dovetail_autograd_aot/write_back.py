@@ -57,6 +57,8 @@ def make_write_back(signature: Signature) -> Write | None:
     def write_back(inputs: Sequence[Any], results: Sequence[Any]) -> None:
         if grows:
             grow_storages(signature, inputs)
+        for index, _ in data:
+            _check_may_write(inputs[index])
         for index, result in graded:
             if _is_part_of_leaf(inputs[index]):  # autograd refuses, before anything is written
                 inputs[index].copy_(results[result])
@@ -131,10 +133,21 @@ def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
     """Let the version counters of inputs tell of the writes to them, but for those of new values,
     and of changes of their shapes: before such an input is saved, so that what is written after
     that is noticed, and before outputs are made (a view that is older than a write is lost to
-    autograd)."""
+    autograd). Raises for an inference tensor outside of inference mode, as eager does."""
     for index, times in signature.writes:
         if not inputs[index].is_inference():
             torch.autograd.graph.increment_version([inputs[index]] * times)
+        else:
+            _check_may_write(inputs[index])
+
+
+def _check_may_write(target: torch.Tensor) -> None:
+    """Raise where eager does: a write to an inference tensor outside of inference mode."""
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed. "
+            "You can make a clone to get a normal tensor before doing inplace update."
+        )
 
 
 def _is_part_of_leaf(tensor: torch.Tensor) -> bool:

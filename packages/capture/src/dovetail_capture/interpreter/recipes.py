@@ -23,6 +23,7 @@ from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter import cached_calls
+from dovetail_capture.interpreter.inference_tensors import as_inference
 from dovetail_capture.interpreter.iterator_recipes import iterator_recipe
 from dovetail_capture.interpreter.late_reads import state_of
 from dovetail_capture.interpreter.machine import Interpreter
@@ -346,6 +347,10 @@ class Rebuilder:
         given: r.Recipe = r.GraphOutput(position)
         if item.cls is not torch.Tensor and not is_wrapper_type(item.cls):
             given = r.CallFunction(r.Const(as_class), (given, r.Const(item.cls)))
+        if item.inference and not torch.is_inference_mode_enabled():
+            if item.cls is not torch.Tensor:
+                raise CannotRebuild(f"an inference tensor of class {item.cls.__name__}")
+            given = r.CallFunction(r.Const(as_inference), (given,))
         new = self.remember(item, given)
         for name, value in item.attributes.items():
             if name not in item.rebuilt:

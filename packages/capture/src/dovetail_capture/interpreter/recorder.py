@@ -26,10 +26,15 @@ from dovetail_prims.wrappers import (
     wrapper_of_fakes,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
-from dovetail_capture.interpreter.aliasing import updates_statistics
+from dovetail_capture.interpreter.aliasing import updates_statistics, written_by
 from dovetail_capture.interpreter.gpu_faults import harmless_number, may_fault, places_of
 from dovetail_capture.interpreter.graph_arguments import GraphArguments, looked_at
+from dovetail_capture.interpreter.inference_tensors import (
+    ViewsOfInferenceTensors,
+    check_as_autograd_does,
+)
 from dovetail_capture.interpreter.input_layouts import InputLayouts
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -108,7 +113,9 @@ class Recorder(GraphArguments):
             str, GraphModule
         ] = {}  # what operators of the graph are given, by name
         self.inference = False  # is the program in a block of inference mode of its own?
-        self._normal: set[int] = set()  # ids of fake storages of tensors made outside of one
+        self.made_in_mode: dict[int, bool] = {}  # by the ids of fake storages: in such a block?
+        self.inference_values: list[TensorValue] = []  # what was made in one
+        self._inference_inputs: set[int] = set()  # ids of fake storages
         self._last_placeholder: Node | None = None
         self._layouts = InputLayouts()
 
@@ -174,6 +181,8 @@ class Recorder(GraphArguments):
             with self.fake_mode, data_symbols(env):
                 return _run_on_fakes(function, run, pairs, keyword_pairs)
 
+        if self.inference_values and not self.inference:
+            self._check_inference_tensors(function, run, pairs, keyword_pairs)
         try:
             result = None
             if self.data and has_known_number(self.data, name, pairs, keyword_pairs):
@@ -199,6 +208,26 @@ class Recorder(GraphArguments):
         except Exception as error:
             raise _refusal(name, error) from error
         return self._recorded(kind, target, run, pairs, keyword_pairs, result)
+
+    def _check_inference_tensors(
+        self, function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any
+    ) -> None:
+        """Break the graph at what eager refuses to do with an inference tensor."""
+        args = [pair[1] for pair in pairs]
+        kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
+        if not self._is_inference(*tree_leaves((args, kwargs))):
+            return
+
+        def again(args: list[Any], kwargs: dict[str, Any]) -> Any:
+            with self.fake_mode, ViewsOfInferenceTensors(), data_symbols(None):
+                return _run_on_given(function, run, args, kwargs)
+
+        check_as_autograd_does(again, args, kwargs, self._is_inference)
+
+    def _is_inference(self, *fakes: Any) -> bool:
+        """Was one of these made in a block of inference mode?"""
+        known = (self.values.get(id(fake)) for fake in fakes)
+        return any(value is not None and value.inference for value in known)
 
     def _recorded(
         self,
@@ -310,6 +339,11 @@ class Recorder(GraphArguments):
         node.meta["stack_trace"] = self.stack_trace()
         node.meta["operation"] = self.operations
         self.data.forget_if_written(node)
+        if self._inference_inputs and not torch.is_inference_mode_enabled():
+            for part in written_by(node):
+                if id(_storage(part.meta.get("val"))) in self._inference_inputs:
+                    # (A compiled graph writes to its inputs at its end, outside of a block.)
+                    raise GraphBreakSignal("a write to an inference tensor made elsewhere")
         if self.checkpoint is not None:
             node.meta["checkpoint"] = self.checkpoint
             if self.policy is not None:
@@ -416,10 +450,16 @@ class Recorder(GraphArguments):
     def bind(self, value: TensorValue) -> TensorValue:
         """Remember which value a fake belongs to (the value keeps the fake alive)."""
         self.values[id(value.fake)] = value
-        storage = id(getattr(value.fake, "_storage", None))
-        value.inference = self.inference and storage not in self._normal
-        if not value.inference:
-            self._normal.add(storage)
+        storage = _storage(value.fake)
+        if value.real is not None and value.real.is_inference():
+            self._inference_inputs.add(id(storage))
+        # (Views are inference tensors where their bases are, wherever they are made.)
+        inside = self.inference and value.source is None
+        value.inference = self.made_in_mode.setdefault(id(storage), inside)
+        if value.inference:
+            self.inference_values.append(value)
+            if value.cls is not torch.Tensor:
+                raise GraphBreakSignal(f"a {value.cls.__name__} that is made in inference mode")
         return value
 
     def value_of(self, fake: torch.Tensor) -> TensorValue | None:
@@ -491,8 +531,16 @@ def _refusal(name: str, error: Exception) -> GraphBreakSignal:
 def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:
     args = [pair[1] for pair in pairs]
     kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
+    return _run_on_given(function, run, args, kwargs)
+
+
+def _run_on_given(function: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     result = symbolic_form(function, args, kwargs)
     return run(*args, **kwargs) if result is NotImplemented else result
+
+
+def _storage(value: Any) -> Any:
+    return getattr(value, "_storage", value)
 
 
 def _parts(result: Any) -> Sequence[Any]:

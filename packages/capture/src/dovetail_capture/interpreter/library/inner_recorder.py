@@ -29,6 +29,8 @@ class InnerRecorder(Recorder):
         # Fakes and what they stand for are known throughout; inputs belong to the outermost graph.
         self.fake_mode = outer.fake_mode
         self.values = outer.values
+        self.inference, self.made_in_mode = outer.inference, outer.made_in_mode
+        self.inference_values = outer.inference_values
         self.captured: list[Value] = []
         self.mapped: set[Node] = set()
         self._inner: dict[Node, Node] = {}

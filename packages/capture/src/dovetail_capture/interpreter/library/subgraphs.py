@@ -54,7 +54,6 @@ class SubgraphRecorder(InnerRecorder):
 
     def __init__(self, outer: Recorder) -> None:
         super().__init__(outer)
-        self.inference = outer.inference
         self.carried = 0  # how many arguments it has, before what it takes from around
         self._versions: list[tuple[Any, int]] = []
 

@@ -165,6 +165,8 @@ def tensor_requires_grad_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return obj
     if not wanted or obj.source is not None or not obj.fake.dtype.is_floating_point:
         raise GraphBreakSignal("requires_grad_() that changes a tensor")
+    if obj.inference:
+        raise GraphBreakSignal("requires_grad_() of an inference tensor")
     # A tensor made in the frame becomes a leaf. The graph's outputs are no leaves: if it leaves the
     # frame, a leaf is made of what the graph gives.
     vm.session.made_leaves[id(obj)] = vm.frames[0].steps

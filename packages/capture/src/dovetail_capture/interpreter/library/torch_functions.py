@@ -69,6 +69,8 @@ def set_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     mode = vm.as_python(args[0] if args else kwargs["mode"])
     if type(mode) is not bool:
         return PASS  # torch's own raises
+    if mode and vm.session.recorder.inference:
+        raise GraphBreakSignal("gradients that are enabled in a block of inference mode")
     if mode != torch.is_grad_enabled():
         _C._set_grad_enabled(mode)
         vm.session.recorder.state_change(_C._set_grad_enabled, mode)
@@ -92,11 +94,14 @@ def inference_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     assert isinstance(manager, ObjectValue)
     _note_grad_mode(vm)
     wanted, before = vm.truth(vm.get_attr(manager, "mode")), torch.is_grad_enabled()
+    around = torch.is_inference_mode_enabled()
+    if around and not wanted:  # the graph would run in the mode
+        raise GraphBreakSignal("a block without inference mode, called in inference mode")
     vm.session.recorder.state_change(_C._set_grad_enabled, not wanted)
     _C._set_grad_enabled(not wanted)
     mode = OpenMode(_C._set_grad_enabled, before, before, manager, inference=wanted)
     vm.session.open_modes.append(mode)
-    vm.session.recorder.inference = wanted
+    vm.session.recorder.inference = wanted and not around
     return NONE
 
 
@@ -128,7 +133,8 @@ def mode_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     mode = vm.session.open_modes.pop()
     vm.session.recorder.state_change(mode.leave, mode.node)
     mode.leave(mode.real)
-    vm.session.recorder.inference = vm.truth(inference_enabled(vm, [], {}))
+    if not torch.is_inference_mode_enabled():
+        vm.session.recorder.inference = vm.truth(inference_enabled(vm, [], {}))
     return boolean(False)
 
 
