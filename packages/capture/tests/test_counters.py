@@ -6,6 +6,7 @@ What a call writes, the next one reads: that must not be another version of the 
 from __future__ import annotations
 
 import itertools
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -482,3 +483,72 @@ def test_count_of_floats_breaks() -> None:
     compiled = optimize(lambda x: x + next(numbers), Counting())
     for _ in range(3):
         torch.testing.assert_close(compiled(torch.ones(1)), torch.ones(1) + next(plain))
+
+
+def keys_that_are_popped() -> tuple[Any, Any]:
+    state: dict[str, Any] = {"step": 0}
+    table: dict[Any, Any] = {1: "a", 2: "b", 5: "c"}
+
+    def fn(x: Tensor) -> Tensor:
+        step = state["step"]
+        found = [table.pop(step, None), list(table.items())]
+        if step - 1 in table:
+            del table[step - 1]
+        table.update({step: 1, step % 3: 2})
+        found += [table.pop(step % 3), list(table)]
+        state["step"] = step + 1
+        state["found"] = repr(found)
+        return x + len(table)
+
+    return fn, lambda: (dict(state), list(table.items()))
+
+
+def test_keys_that_are_popped() -> None:
+    check(keys_that_are_popped, CALLS)
+
+
+def test_random_programs_with_symbolic_keys() -> None:
+    """Dictionaries and sets whose keys are counters do what Python's do, key by key."""
+    for seed in range(40):
+        rng = random.Random(seed)
+        source = _random_program(rng)
+        worlds = [_random_world(random.Random(seed), source) for _ in range(2)]
+        compiled = optimize(worlds[1]["fn"], Counting())
+        for _ in range(5):
+            results = [
+                repr(call(torch.ones(2, dtype=torch.float64)))
+                for call in (worlds[0]["fn"], compiled)
+            ]
+            assert results[0] == results[1], f"seed {seed}\n{source}"
+            left = [[list(world[name].items()) for name in ("s", "h", "g")] for world in worlds]
+            assert repr(left[0]) == repr(left[1]), f"seed {seed}\n{source}"
+
+
+_KEYS = ("n", "m", "n + 1", "n - 1", "2 * n", "n + m", "n // 2", "n % 3", "4", "True", "2.0", "'a'")
+_STEPS = (
+    "{d}[{k}] = {v}", "out.append({k} in {d})", "out.append({d}.get({k}))", "{d}[{k}] = n",
+    "out.append({d}.pop({k}, 'gone'))", "{d}.setdefault({k}, {v})", "out.append(len({d}))",
+    "out.append(list({d}.items()))", "n += 1", "m = n + {v}", "st.add({k})", "st.discard({k})",
+    "out.append({k} in st)", "x = x * n + len(st)", "if {k} in {d}: {d}.pop({k}, None)",
+    "{d}.update({{{k}: 1, {k}: 2}})",
+)  # fmt: skip
+
+
+def _random_program(rng: random.Random) -> str:
+    lines = []
+    for _ in range(rng.randint(4, 9)):
+        step, parts = rng.choice(_STEPS), {"d": rng.choice("hgl"), "v": rng.randint(0, 9)}
+        while "{k}" in step:
+            step = step.replace("{k}", rng.choice(_KEYS), 1)
+        lines.append(step.format(**parts))
+    begin = "n, m, out, l, st = s['n'], s['m'], [], {1: 'l'}, {1}"
+    end = ["s['n'], s['m'] = n + 1, m", "return x, out, l, sorted(map(str, st))"]
+    return "def fn(x):\n" + "".join(f"    {line}\n" for line in (begin, *lines, *end))
+
+
+def _random_world(rng: random.Random, source: str) -> dict[str, Any]:
+    world: dict[str, Any] = {"s": {"n": rng.randint(0, 3), "m": rng.randint(0, 3)}}
+    world["h"] = {key: key for key in rng.sample(range(9), rng.randint(0, 4))}
+    world["g"] = {key: key for key in rng.sample(range(-2, 20), rng.randint(0, 15))}
+    exec(source, world)
+    return world

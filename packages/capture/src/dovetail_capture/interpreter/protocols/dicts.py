@@ -44,10 +44,10 @@ def key_of(vm: Interpreter, dictionary: DictValue, key: Value) -> Any:
 def _settled(vm: Interpreter, dictionary: DictValue, key: Any) -> Any:
     """A key of which it is known whether a dictionary that existed before has it. Of a symbolic one
     that is so if it is none of the keys, as long as there are few; or else of the number it is."""
-    if type(key) is not SymbolicKey or dictionary.origin is None:
+    if type(key) is not SymbolicKey or key in dictionary.entries or key in dictionary.deleted:
         return key
-    if key in dictionary.entries or key in dictionary.deleted:
-        return key
+    if dictionary.origin is None:
+        return known_key(key, dictionary.entries)
     if len(dictionary.origin) > _FEW_KEYS:
         return key.number.concrete()
     return known_key(key, materialise(vm, dictionary))
