@@ -141,7 +141,8 @@ def converted(
     for sample in (full or samples)[:1]:
         changed = sample.transform(lambda v: _converted(v, made, dtype))
         yield "function", info.get_op(), changed
-        alike = all(t.shape == sample.input.shape for t in _tensors((sample.args, sample.kwargs)))
+        shapes = {t.shape for t in _tensors((sample.input, sample.args, sample.kwargs))}
+        alike = isinstance(sample.input, Tensor) and len(shapes) == 1
         if info.get_inplace() is not None and alike:
             yield "in place", info.get_inplace(), changed
 
@@ -159,9 +160,9 @@ def _converted(value: Any, made: torch.dtype, dtype: torch.dtype) -> Any:
 def raised(function: Function, sample: Any, change: Function) -> type[Exception] | None:
     """The class of what a call raises; None if nothing."""
     memo = FakeMemo()
-    given = sample.transform(lambda v: change(v, memo) if isinstance(v, Tensor) else v)
     torch.manual_seed(1)
     try:
+        given = sample.transform(lambda v: change(v, memo) if isinstance(v, Tensor) else v)
         with torch.no_grad():
             function(given.input, *given.args, **given.kwargs)
     except Exception as error:

@@ -44,21 +44,31 @@ _CHECKED = frozenset(
 # Such operators whose kernels check what is in memory too: a GPU would stop at the stand-ins.
 _CHECKED_ON_CPU = frozenset(
     {
-        "_linalg_eigh", "_linalg_slogdet", "_linalg_solve_ex", "_upsample_bicubic2d_aa",
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_batch_norm_with_update", "_fft_c2c",
+        "_fft_r2c", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts",
+        "_histogramdd_from_bin_tensors", "_linalg_det", "_linalg_eigh", "_linalg_slogdet",
+        "_linalg_solve_ex", "_linalg_svd", "_log_softmax_backward_data", "_native_batch_norm_legit",
+        "_pdist_forward", "_softmax_backward_data", "_upsample_bicubic2d_aa",
         "_upsample_bilinear2d_aa", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d",
         "_upsample_nearest_exact3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d",
-        "avg_pool3d", "grid_sampler_2d", "grid_sampler_3d", "im2col", "max_pool2d_with_indices",
-        "max_pool3d_with_indices", "max_unpool2d", "max_unpool3d", "multi_margin_loss",
-        "multilabel_margin_loss_forward", "multinomial", "native_batch_norm", "nll_loss2d_forward",
-        "nll_loss_forward", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-        "replication_pad1d", "replication_pad2d", "replication_pad3d", "take", "upsample_nearest1d",
-        "upsample_nearest2d", "upsample_nearest3d",
+        "avg_pool3d", "cholesky_inverse", "cholesky_solve", "convolution", "fractional_max_pool2d",
+        "fractional_max_pool3d", "geqrf", "grid_sampler_2d", "grid_sampler_3d", "histc",
+        "histogram", "im2col", "index_reduce", "max_pool2d_with_indices",
+        "max_pool2d_with_indices_backward", "max_pool3d_with_indices", "max_unpool2d",
+        "max_unpool3d", "multi_margin_loss", "multilabel_margin_loss_forward", "multinomial",
+        "native_batch_norm", "native_group_norm", "nll_loss2d_forward", "nll_loss_forward", "ormqr",
+        "randn", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
+        "replication_pad2d", "replication_pad3d", "scatter_reduce", "take", "triangular_solve",
+        "tril_indices", "triu_indices", "upsample_bicubic2d", "upsample_bilinear2d",
+        "upsample_linear1d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+        "upsample_trilinear3d",
     }
 )  # fmt: skip
+_LARGEST = 8  # number given as a size
+_LONGEST = 9  # dimension of a stand-in (no such number: kernels that resize nothing take any dtype)
 # Lengths of dimensions (None: the tensor's own) and elements of stand-ins, in the order tried.
-_ON_CPU = ((2, 1), (None, 1), (8, 1), (None, 0))
-_ON_GPU = ((2, 0), (None, 0), (8, 0))
-_LARGEST = 8  # dimension of a stand-in, and number given as a size
+_ON_CPU = ((2, 1), (None, 1), (_LONGEST, 1), (None, 0))
+_ON_GPU = ((2, 0), (None, 0), (_LONGEST, 0))
 _INDICES = (torch.int32, torch.int64)
 _MOST = 5  # dimensions that may be as large
 
@@ -116,12 +126,12 @@ def _after_check(func: OpOverload, rule: ShapeRule | None) -> ShapeRule:
             signature += kwargs
             _describe(kwargs.values(), signature)
         key = tuple(signature)
+        # (As eager, which looks at sizes first; a kernel is not asked about sizes that do not fit.)
+        result = NotImplemented if rule is None else rule(*args, **kwargs)
         if key in answers:
             refusal = answers[key]
         else:
             refusal = answers[key] = _ask(func, args, kwargs)
-        # (As eager, which looks at sizes first.)
-        result = NotImplemented if rule is None else rule(*args, **kwargs)
         if refusal is not None:
             raise type(refusal)(*refusal.args)
         return result
@@ -253,6 +263,8 @@ class _StandIns:
         elif isinstance(given, (int, torch.SymInt)):
             own = min(max(given, -_LARGEST), _LARGEST) if kind is int else 2
         elif isinstance(given, (float, torch.SymFloat)):
+            if not is_operand and isinstance(argument.type, torch.OptionalType):
+                return None  # (a scale, which must fit the sizes)
             own = 1.0 if is_operand else 0.5  # (of probabilities any)
         elif isinstance(given, complex):
             own = 1j if given.imag else 1 + 0j  # (which all dtypes hold)
@@ -265,7 +277,7 @@ class _StandIns:
 
     def _size(self, size: Any, rank: int) -> int:
         if self.length is None:
-            return min(hint_of(size), _LARGEST if rank <= _MOST else 2)
+            return min(hint_of(size), _LONGEST if rank <= _MOST else 2)
         return 0 if _is_zero(size) else self.length if rank <= _MOST else 2
 
 

@@ -30,8 +30,42 @@ def _classes(x: FakeTensor, target: FakeTensor, *rest: Any, **kwargs: Any) -> No
         raise error(f"expected target dtype to be Long or Byte, but got {target._dtype}")
 
 
+def _floating(text: str, error: type[Exception]) -> Check:
+    """The first operand is of floats. (Lengths, offsets and places that kernels do not look at
+    before they read by them keep those kernels from being asked.)"""
+
+    def check(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+        if not x._dtype.is_floating_point:
+            raise error(text.format(dtype=x._dtype))
+
+    return check
+
+
+def _no_bool(x: FakeTensor, padding: Any) -> None:
+    if x._dtype is torch.bool:
+        raise NotImplementedError("replication_pad is not implemented for 'Bool'")
+
+
+_BAGS = _floating(
+    "Expected the weight to have one of the following scalar types: Half, BFloat16, Float, Double; "
+    "but got {dtype} instead (while checking arguments for embedding_bag)",
+    RuntimeError,
+)
+
 TABLE: Mapping[str, Check] = {
     "pow.Tensor_Scalar": _exponent,
     "nll_loss_forward.default": _classes,
     "nll_loss2d_forward.default": _classes,
-}
+    "_embedding_bag.default": _BAGS,
+    "_embedding_bag_forward_only.default": _BAGS,
+    "segment_reduce.default": _floating(
+        "segment_reduce is not implemented for {dtype}", NotImplementedError
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu.default": _floating(
+        "scaled_dot_product_attention_flash_attention: Expected data type in FP32, FP64, BF16, "
+        "FP16, but got {dtype} instead.",
+        RuntimeError,
+    ),
+    **dict.fromkeys(("replication_pad1d.default", "replication_pad2d.default",
+                     "replication_pad3d.default"), _no_bool),
+}  # fmt: skip

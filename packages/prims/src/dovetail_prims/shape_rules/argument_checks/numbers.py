@@ -58,6 +58,12 @@ def _padding(x: FakeTensor, pad: Any, value: Any = 0) -> None:
         check_number(value, x._dtype)
 
 
+def _replaced(x: FakeTensor, *given: Any) -> None:
+    """Numbers among the arguments, with which elements are compared or replaced."""
+    for value in given:
+        check_number(value, x._dtype)
+
+
 TABLE: Mapping[str, Check] = {
     "fill.Scalar": _like,
     "full_like.default": _like,
@@ -65,4 +71,6 @@ TABLE: Mapping[str, Check] = {
     "scalar_tensor.default": _scalar,
     "constant_pad_nd.default": _padding,
     "full.default": _number,
+    "threshold.default": _replaced,
+    "_unsafe_masked_index.default": _replaced,
 }
