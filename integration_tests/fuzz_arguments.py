@@ -46,11 +46,8 @@ KINDS = ("rank", "size", "index", "number", "dtype")
 SAMPLES = 12
 # Random numbers, memory that nothing has written, and what runs for seconds.
 SKIPPED_PREFIXES = ("empty", "new_empty", "_native_batch_norm_legit")
-_BY_PATH = "eager's class of exception depends on the path that its kernel takes"
 _UNCHECKED = "eager's kernel reads what lies beyond; here it is checked"
 ACCEPTED: dict[tuple[str, str], str] = {
-    ("index_select", "index"): _BY_PATH,
-    ("index_add", "index"): _BY_PATH,
     ("_segment_reduce.lengths", "index"): _UNCHECKED,
     ("_segment_reduce.offsets", "index"): _UNCHECKED,
     ("_segment_reduce.lengths", "size"): _UNCHECKED,

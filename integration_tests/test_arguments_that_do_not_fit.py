@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,76 @@ def test_what_is_refused_is_not_written() -> None:
     assert not x.any()
 
 
+SLICES: dict[str, Call] = {
+    "select": lambda x, i, s, dim: x.index_select(dim, i),
+    "add": lambda x, i, s, dim: x.index_add(dim, i, s),
+    "add twice": lambda x, i, s, dim: x.index_add(dim, i, s, alpha=2),
+    "add in place": lambda x, i, s, dim: x.index_add_(dim, i, s),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_out_of_bounds_by_the_dimension(name: str, dynamic: bool) -> None:
+    call = dovetail.compile(SLICES[name], backend="aot_eager", dynamic=dynamic)
+    for dim, place, dtype in itertools.product(range(3), (-1, 7), (torch.int32, torch.int64)):
+        x, i = torch.ones(2, 3, 4), torch.tensor([0, place], dtype=dtype)
+        source = torch.ones(*(2 if d == dim else n for d, n in enumerate(x.shape)))
+        with pytest.raises(Exception) as eager:
+            SLICES[name](x.clone(), i, source, dim)
+        with pytest.raises(eager.type) as error:
+            call(x, i, source, dim)
+        assert error.type is eager.type
+        assert bool((x == 1).all())
+
+
+ALONG: dict[str, Call] = {
+    "gather": lambda x, i, s, dim: x.gather(dim, i),
+    "scatter": lambda x, i, s, dim: x.scatter(dim, i, s),
+    "scatter a number": lambda x, i, s, dim: x.scatter_(dim, i, 7.0),
+    "scatter_add": lambda x, i, s, dim: x.scatter_add_(dim, i, s),
+    "scatter_reduce": lambda x, i, s, dim: x.scatter_reduce(dim, i, s, "amax"),
+    "index_reduce": lambda x, i, s, dim: x.index_reduce_(dim, i, s, "prod"),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_numbers_as_tensors_and_indices(name: str) -> None:
+    shapes = [((), 0, (1,)), ((), 0, ()), ((3,), 0, ())]
+    if name == "index_reduce":
+        shapes.append(((2, 3), 1, ()))
+    calls = {shape: dovetail.compile(ALONG[name], dynamic=False) for shape in shapes}
+    for shape, dim, index in shapes:
+        x, size = torch.full(shape, 2.0), (*shape, 1)[dim]
+        source = torch.full((2, 1) if len(shape) == 2 else index, 3.0)
+        for place in (size - 1, -1, size):
+            i = torch.full(index, place)
+            kept, written = x.clone(), x.clone()
+            try:
+                eager = ALONG[name](written, i, source, dim)
+            except Exception as refused:
+                with pytest.raises(type(refused)) as error:
+                    calls[shape, dim, index](kept, i, source, dim)
+                assert error.type is type(refused)
+                assert torch.equal(kept, x)
+            else:
+                assert torch.equal(calls[shape, dim, index](kept, i, source, dim), eager)
+                assert torch.equal(kept, written)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_values_of_other_number_than_a_mask_holds(count: int) -> None:
+    def add(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+        return x.index_put_((mask,), values, accumulate=True)
+
+    x, mask = torch.zeros(2, 3), torch.tensor([[True, False, True], [False, False, True]])
+    compiled = dovetail.compile(add)
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        compiled(x, mask, torch.ones(count))
+    assert not x.any()
+    assert torch.equal(compiled(x, mask, torch.ones(3)), mask.float())
+
+
 def test_an_error_of_a_kernel_tells_index_size_and_line() -> None:
     def loss(x: Tensor, y: Tensor) -> Tensor:
         scaled = x * 2
@@ -133,6 +204,7 @@ def differences(ops: list[str], seed: int, calls: int, stage: str, kinds: tuple[
 
 INDEXED = [
     "gather", "scatter", "scatter_add", "scatter_reduce.amax", "index_select", "index_copy", "put",
+    "index_add",
     "take", "nn.functional.embedding", "nn.functional.nll_loss", "index_reduce.prod",
 ]  # fmt: skip
 

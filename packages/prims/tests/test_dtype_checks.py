@@ -29,6 +29,16 @@ UNARY = {
     "drawn": lambda x: torch.rand_like(x), "into": lambda x: x.normal_(),
     "alpha": lambda x: torch.add(x, x, alpha=0.5), "product": lambda x: x[:, None] @ x[None],
     "inner": lambda x: torch.dot(x, x), "less": lambda x: x < 1j, "shift": lambda x: x << 2.5,
+    "bag": lambda x: F.embedding_bag(INDEX[None], x[:, None]), "svd": lambda x: torch.svd(x[None]),
+    "convolution": lambda x: F.conv1d(x[None], x[None, None]), "histc": lambda x: torch.histc(x),
+    "resized": lambda x: F.interpolate(x[None, None], 17, mode="linear"), "fft": torch.fft.ihfft,
+    "resized, antialiased": lambda x: torch.ops.aten._upsample_bilinear2d_aa(
+        x[None, None, None].expand(1, 1, 3, 3), [17, 18], False, 1.7, 0.9),
+    "segments": lambda x: torch.segment_reduce(x, "sum", lengths=INDEX),
+    "group norm": lambda x: F.group_norm(x[None], 3), "threshold": lambda x: F.threshold(x, 1, -2),
+    "places": lambda x: torch.tril_indices(3, 3, dtype=x.dtype), "replicated": lambda x: F.pad(
+        x[None], (1, 1), mode="replicate"), "geqrf": lambda x: torch.geqrf(x[None]),
+    "adaptive pool": lambda x: F.adaptive_avg_pool2d(x[None, None], 2),
     "pool": lambda x: F.avg_pool1d(x[None], 3), "pinv": lambda x: torch.linalg.pinv(x[None]),
 }  # fmt: skip
 BINARY = {
@@ -63,16 +73,9 @@ def _agree(call: Any, *args: Tensor) -> None:
 @pytest.mark.parametrize("sizes", [(3,), (0,)])
 @pytest.mark.parametrize("name", UNARY)
 def test_one_operand(name: str, sizes: tuple[int, ...]) -> None:
-    if sizes == (0,) and name in (
-        "argmax",
-        "topk",
-        "pool",
-        "norm",
-        "out",
-        "out of sign",
-        "pinv",
-        "product",
-    ):
+    sized = {"argmax", "topk", "pool", "norm", "out", "out of sign", "pinv", "product", "bag",
+             "convolution", "segments", "replicated"}  # fmt: skip
+    if sizes == (0,) and name in sized:
         pytest.skip("sizes, too, are refused")
     for dtype in DTYPES:
         _agree(UNARY[name], torch.ones(sizes, dtype=dtype))

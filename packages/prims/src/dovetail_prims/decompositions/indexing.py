@@ -35,14 +35,24 @@ def _at(dim: int, index: Tensor) -> list[Tensor | None]:
 
 
 def index_select(self: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Chosen slices, row-major"""
+    """Chosen slices, row-major. (On a CPU eager has another kernel for dimension 1, which raises
+    RuntimeError for what is out of bounds, as gather does.)"""
     if self.dim() == 0:
         index = never_negative(aten.view.default(index, []), 1)
         return aten.index.Tensor(aten.view.default(self, [1]), [index])
     index = aten.unsqueeze.default(index, 0) if index.dim() == 0 else index
     dim = wrap(dim, self.dim())
+    if dim == 1 and self.device.type == "cpu":
+        sizes = [*self.shape[:1], index.shape[0], *self.shape[2:]]
+        return aten.gather.default(self, dim, _along(dim, cast(index, torch.int64), sizes))
     index = never_negative(index, self.shape[dim])
     return contiguous(aten.index.Tensor(self, _at(dim, index)))
+
+
+def _along(dim: int, index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Indices of slices as indices of elements of a tensor of these sizes"""
+    beside = [n if d == dim else 1 for d, n in enumerate(sizes)]
+    return aten.expand.default(aten.view.default(index, beside), sizes)
 
 
 def _put(self: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool) -> Tensor:
@@ -64,7 +74,13 @@ def _into(self: Tensor, dim: int, index: Tensor) -> Tensor:
 def index_add(
     self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1
 ) -> Tensor:
-    """Slices added at given places"""
+    """Slices added at given places. (On a CPU eager scatters into the first and the last dimension,
+    which raises RuntimeError for what is out of bounds; elsewhere it is an IndexError.)"""
+    rank = self.dim()
+    scatters = alpha == 1 and rank > 1 and wrap(dim, rank) in (0, rank - 1)
+    if scatters and index.dtype is torch.int64 and self.device.type == "cpu":
+        places = _along(wrap(dim, rank), index, source.shape)
+        return contiguous(aten.scatter_add.default(self, dim, places, source))
     source = times(source, alpha)
     return contiguous(_put(self, dim, _into(self, dim, index), source, True))
 
@@ -97,8 +113,7 @@ def index_put_impl(
 
 def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Any:
     """Of values added where a mask holds, each place reads its own: it has as many before it as
-    the mask holds there. (Whether there are as many values as the mask holds, a store asks the
-    library; the gradient of indexing by the same mask has.)"""
+    the mask holds there."""
     places = [(d, m) for d, m in enumerate(indices) if m is not None]
     if not accumulate or len(places) != 1 or places[0][1].dtype != torch.bool:
         return NotImplemented
@@ -110,8 +125,15 @@ def index_put(self: Tensor, indices: Indices, values: Tensor, accumulate: bool =
         return NotImplemented  # there may be none, and what is not used is read, too
     if type(values.shape[first]) is int and values.shape[first] in (0, 1):
         return NotImplemented
+    held = aten.sum.default(cast(mask, torch.int64))
+    aten._assert_async.msg(
+        aten.eq.Scalar(held, values.shape[first]),
+        f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+        "indexing result",
+    )
     before = aten.cumsum.default(cast(reshape(mask, [-1]), torch.int64), 0)
     place = where(mask, aten.sub.Tensor(aten.view.default(before, mask.shape), 1), 0)
+    place = aten.minimum.default(place, constant(values.shape[first] - 1, place))
     lead, rest = list(self.shape[:first]), list(self.shape[first + rank :])
     read = aten.index.Tensor(values, [*[None] * first, place])
     mask = aten.view.default(mask, [*[1] * first, *mask.shape, *[1] * len(rest)])
@@ -241,7 +263,66 @@ def nonzero_static(self: Tensor, *, size: int, fill_value: int = -1) -> Any:
     return aten.cat.default(columns[::-1], 1)
 
 
+# --- tensors and indices without dimensions -------------------------------------------------------
+# (Of vectors a call says where an index must lie.)
+
+
+def _vector(x: Tensor) -> Tensor:
+    return x if x.dim() else aten.view.default(x, [1])
+
+
+def _by_vectors(op: Any, self: Tensor, dim: int, index: Tensor, *given: Any, **options: Any) -> Any:
+    """The call by vectors, if the tensor or the index is a number"""
+    if self.dim() and index.dim():
+        return NotImplemented
+    rest = [_vector(x) if isinstance(x, Tensor) else x for x in given]
+    found = op(_vector(self), dim, _vector(index), *rest, **options)
+    return aten.view.default(found, list((index if op is aten.gather.default else self).shape))
+
+
+def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
+    """Elements of a number, or one of a vector"""
+    return _by_vectors(aten.gather.default, self, dim, index)
+
+
+def scatter(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    """An element written to a number, or one to a vector"""
+    return _by_vectors(aten.scatter.src, self, dim, index, src)
+
+
+def scatter_number(self: Tensor, dim: int, index: Tensor, value: Number) -> Any:
+    """The same, of a number that the program gives"""
+    return _by_vectors(aten.scatter.value, self, dim, index, value)
+
+
+def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Any:
+    """Elements added to a number, or one to a vector"""
+    return _by_vectors(aten.scatter_add.default, self, dim, index, src)
+
+
+def scatter_reduce(
+    self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Elements combined with a number, or one with a vector's"""
+    op = aten.scatter_reduce.two
+    return _by_vectors(op, self, dim, index, src, reduce, include_self=include_self)
+
+
+def index_reduce(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Slices combined with a number, or one with a tensor's"""
+    op = aten.index_reduce.default
+    return _by_vectors(op, self, dim, index, source, reduce, include_self=include_self)
+
+
 TABLE: Family = {
+    "gather.default": gather,
+    "scatter.src": scatter,
+    "scatter.value": scatter_number,
+    "scatter_add.default": scatter_add,
+    "scatter_reduce.two": scatter_reduce,
+    "index_reduce.default": index_reduce,
     "nonzero_static.default": nonzero_static,
     "index_select.default": index_select,
     "index_add.default": index_add,
