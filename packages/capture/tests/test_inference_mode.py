@@ -201,6 +201,13 @@ def test_a_block_is_captured_whole():
     assert seen(compiled, graded()) == seen(views_outside, graded())
 
 
+@pytest.mark.parametrize("function", [written_outside, item_written_outside, out_of_a_call])
+def test_a_whole_graph_raises_as_eager_does(function):
+    compiled = dc.optimize(function, dc.run_graph, fullgraph=True)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        compiled(plain())
+
+
 def test_memory_is_shared_as_in_eager():
     compiled = dc.optimize(views_inside, dc.run_graph)
     y, z, _ = compiled(torch.ones(3))

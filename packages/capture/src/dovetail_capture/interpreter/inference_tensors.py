@@ -80,6 +80,7 @@ def check_as_autograd_does(
             raise GraphBreakSignal(
                 f"a use of an inference tensor that raises: {error}",
                 "use it within torch.inference_mode(), or clone it",
+                RuntimeError(str(error)),
             ) from error
     except Exception:
         return  # what else is wrong the operation itself tells
