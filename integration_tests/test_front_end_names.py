@@ -132,3 +132,44 @@ def test_options_are_listed() -> None:
     assert set(dovetail.list_mode_options("max-autotune")) <= set(dovetail.list_options())
     with pytest.raises(ValueError, match="'reduce-overhead'"):
         dovetail.list_mode_options("reduce_overhead")
+
+
+def test_explain_has_torchs_fields() -> None:
+    def f(x: Tensor) -> Tensor:
+        x = x + 1
+        print(end="")
+        return x.sin() * 2
+
+    told = dovetail.explain(f)(torch.ones(2))
+    assert (told.graph_count, told.graph_break_count, told.op_count) == (2, 1, 3)
+    assert len(told.graphs) == 2 and [len(ops) for ops in told.ops_per_graph] == [1, 2]
+    (reason,) = told.break_reasons
+    (line,) = reason.user_stack
+    assert line.filename == __file__ and line.line == 'print(end="")'
+    assert told.out_guards and "backend" in told.compile_times
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(self.linear(self.norm(x))).softmax(-1).var(0)
+
+
+@pytest.mark.parametrize("how", [{"mode": "lite"}, {"options": {"fallback_by_default": True}}])
+def test_lite_runs_eagers_kernels_alone(how: dict[str, Any]) -> None:
+    block, x = Block(), torch.randn(4, 8)
+    compiled: Any = dovetail.compile(block, fullgraph=True, **how)
+    gradients = []
+    for run in (block, compiled):
+        block.zero_grad()
+        y = run(x)
+        y.sum().backward()
+        gradients.append([y, *(p.grad.clone() for p in block.parameters())])  # type: ignore[union-attr]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert dovetail.report(compiled).kernels == 0
+    assert dovetail.list_mode_options("lite") == {"fallback_by_default": True}
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), block(x), rtol=0, atol=0)

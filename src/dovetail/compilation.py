@@ -75,7 +75,8 @@ def compile(
             (up to `recompile_limit`). `mark_dynamic` and `mark_static` speak of single dimensions.
         backend: a name of `list_backends()`, or `(gm, example_inputs) -> callable`; None is
             that of `set_default_backend`, by default "dovetail".
-        mode: one of "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
+        mode: one of "default", "lite", "reduce-overhead", "max-autotune",
+            "max-autotune-no-cudagraphs" (`list_mode_options` tells what they set).
         options: single options by name (`dovetail.Options`), instead of a mode. A backend that is
             not ours is given mode and options as keywords, without what is for capture.
         disable: give `model` back as it is.

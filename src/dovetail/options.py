@@ -57,6 +57,9 @@ class Options:
     state_dict_prefix: a compiled module's names of parameters, and of its state dict, begin with
         `_orig_mod.`, as torch.compile's do; without it they are the module's own. Both forms are
         loaded in either case.
+    fallback_by_default: the mode "lite": no code is generated. Each operator that the program calls
+        is run by eager's own kernel, in a graph of the forward and one of the backward, so that
+        results and gradients are eager's very numbers.
     """
 
     recompile_limit: int = 8
@@ -69,10 +72,12 @@ class Options:
     on_error: OnError = ON_ERROR
     fallback_random: bool = True
     state_dict_prefix: bool = False
+    fallback_by_default: bool = False
 
 
 MODES: Mapping[str, Options] = {
     "default": Options(),
+    "lite": Options(fallback_by_default=True),
     "reduce-overhead": Options(cudagraphs=True),
     "max-autotune": Options(cudagraphs=True, max_autotune=True),
     "max-autotune-no-cudagraphs": Options(max_autotune=True, launch_bound_cudagraphs=False),

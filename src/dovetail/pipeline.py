@@ -62,6 +62,7 @@ from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
 from torch.fx import GraphModule
 
+from dovetail.backends.aot import run_eagers_kernels
 from dovetail.options import Options
 from dovetail.per_size import PerSize
 from dovetail.stages_shown import passes_shown, tell_of_plan
@@ -160,6 +161,8 @@ class CompilerBackend:
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
         with collector_paused():
+            if self.options.fallback_by_default:
+                return run_eagers_kernels(gm, example_inputs)
             return self._compile_captured(gm, example_inputs)
 
     def _compile_captured(

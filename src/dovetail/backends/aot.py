@@ -1,5 +1,6 @@
 """The debugging backends that run AOT autograd's graphs as they are: everything but code
-generation. All decompose to CORE_ATEN; they differ in the partitioner and in what is around."""
+generation. All but the mode "lite" decompose to CORE_ATEN; they differ in the partitioner and in
+what is around."""
 
 from __future__ import annotations
 
@@ -68,3 +69,10 @@ def aot_eager_decomp_partition_with_mode(
         forward_compiler=partial(_within, mode),
         decompositions=core_aten_table(),
     )
+
+
+@_of_this_compiler
+def run_eagers_kernels(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """What the mode "lite" makes of a graph: forward and backward of the operators that the program
+    calls, nothing decomposed, so that results and gradients are eager's very numbers."""
+    return aot_compile(gm, example_inputs, forward_compiler=_as_is)

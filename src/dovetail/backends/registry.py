@@ -189,8 +189,8 @@ def lookup_backend(
     what they say to capture.
 
     Ours takes the modes and options of `dovetail.Options`, and so do the debugging backends, which
-    compile nothing; the mode "lite" is "aot_eager". Any other is given them as keywords, like
-    torch.compile's: a mode that is not "default", and options that are not capture's.
+    compile nothing. Any other is given them as keywords, like torch.compile's: a mode that is not
+    "default", and options that are not capture's.
 
     Raises:
         ValueError: an unknown name, mode or option; the message names the near ones.
@@ -200,8 +200,6 @@ def lookup_backend(
     """
     if mode is not None and options:
         raise RuntimeError("either mode or options can be given, not both")
-    if mode == "lite" and backend in _OURS:
-        backend, mode = "aot_eager", None
     named = _NAMED.get(backend) if isinstance(backend, str) else None
     if backend in _OURS or (named is not None and not (named.configurable or named.makes)):
         chosen = resolve_options(mode, options, options_set())

@@ -13,7 +13,7 @@ _CACHE = ChangesNothing("generated code is kept in DOVETAIL_CACHE_DIR in any cas
 _WORKERS = ChangesNothing("DOVETAIL_COMPILE_WORKERS says how many compilers run at a time")
 _CPP = ChangesNothing("C++ kernels are written for this machine's vectors and cores")
 _NAMES = ChangesNothing("a kernel's name tells its operators, and kernels that are alike share it")
-_TELLS = ChangesNothing("DOVETAIL_DEBUG=FOLDER writes every stage; dovetail.report tells of it")
+_TELLS = ChangesNothing("dovetail.report and dovetail.explain tell what was compiled")
 _ASSERTS = ChangesNothing("inputs are checked by guards, and indices by kernels, in any case")
 _RANKS = ChangesNothing("collectives run as the program calls them")
 _PASS = Refused("passes over Inductor's graphs have no place here; a backend of your own has")
@@ -109,8 +109,8 @@ _ROWS: tuple[tuple[str, object, Meaning], ...] = (
     ("use_fast_math", False, ChangesNothing("kernels keep to eager's functions")),
     ("deterministic", False, Refused("call torch.use_deterministic_algorithms(True)")),
     ("batch_invariant", False, Refused("kernels of other sizes may add in another order")),
-    ("fallback_by_default", False, _EAGER_NUMBERS),
-    ("selective_decompose", False, _EAGER_NUMBERS),
+    ("fallback_by_default", False, SetsOption("fallback_by_default")),
+    ("selective_decompose", False, ChangesNothing("fallback_by_default decomposes nothing")),
     # CUDA graphs and Triton
     ("triton.cudagraphs", False, SetsOption("cudagraphs")),
     ("triton.cudagraph_trees", True, _GRAPHS),

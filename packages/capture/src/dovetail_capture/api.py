@@ -10,6 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+from dovetail_guards.clauses import Clause
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
@@ -355,6 +356,17 @@ class Explanation:
     def op_count(self) -> int:
         """How many calls all graphs make."""
         return sum(map(len, self.ops_per_graph))
+
+    @property
+    def out_guards(self) -> tuple[Clause, ...]:
+        """What all frames' guards check."""
+        return tuple(c for frame in self.log.frames for c in frame.captured.all_guards().clauses)
+
+    @property
+    def compile_times(self) -> str:
+        """How long capture and the backend took."""
+        capture, backend = self.log.capture_seconds, self.log.backend_seconds
+        return f"capture {capture:.4f} s, backend {backend:.4f} s"
 
     @property
     def checks(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from traceback import FrameSummary
 from types import CodeType
 from typing import Any
 
@@ -47,6 +48,11 @@ class GraphBreak:
     def as_text(self) -> str:
         """The break as a user reads it."""
         return f"{self.reason}\n{self.place()}\n  hint: {self.hint}"
+
+    @property
+    def user_stack(self) -> list[FrameSummary]:
+        """The user's line, as torch.compile's reasons of breaks have it."""
+        return [FrameSummary(self.filename, self.lineno, "", line=self.line, lookup_line=False)]
 
     def place(self) -> str:
         """Where it is: the user's line, and the calls that lead to the construct."""

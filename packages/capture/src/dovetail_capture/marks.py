@@ -150,7 +150,7 @@ def forbid_in_graph(fn: Any) -> Any:
         return [forbid_in_graph(item) for item in fn]
     if not callable(fn):
         raise TypeError(f"forbid_in_graph takes a function, got {type(fn).__name__}")
-    fn._dynamo_forbidden = True  # type: ignore[attr-defined]
+    fn._dynamo_forbidden = True
     return fn
 
 
