@@ -5,16 +5,24 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 
 from dovetail_capture import state_dict_names as names
+from dovetail_capture.askers import (
+    CHANGES_CLASS,
+    EXPECTS_PREFIX,
+    FSDP,
+    LEFT_OUT,
+    READS_NAMES,
+    is_asked_by,
+    torchs_class,
+)
 from dovetail_capture.state_dict_names import INNER
+from dovetail_capture.submodules import Submodules
 
 _OWN = frozenset({INNER, "capture_context", "forward"})
 # Tables of the wrapped module that serve as the wrapper's: a name in `named_parameters` or in a
@@ -28,31 +36,6 @@ _SHARED = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-# Code that makes parameters' names from those of children, or looks for torch.compile's wrapper in
-# order to find its name within them: to it, this is the wrapped module.
-_READS_NAMES = frozenset(
-    {
-        "accelerate.big_modeling",
-        "accelerate.hooks",
-        "accelerate.utils.modeling",
-        "torch.distributed.checkpoint.state_dict",
-        "lightning.pytorch.strategies.model_parallel",
-        "pytorch_lightning.strategies.model_parallel",
-    }
-)
-# Code that expects names as torch.compile's wrapper gives them of whatever has an `_orig_mod`.
-_EXPECTS_PREFIX = frozenset({"peft.utils.hotswap"})
-# FSDP walks down by children's names, and leaves out this one: of another wrapper with clean names.
-_FSDP, _LEFT_OUT = frozenset({"torch.distributed.fsdp._common_utils"}), "_dmp_wrapped_module"
-_BETWEEN = ("abc", torch.nn.Module.__module__)
-# Code that gives a module a class with a property for one of its parameters: the wrapper has none.
-_CHANGES_CLASS = frozenset({"torch.nn.utils.parametrize"})
-
-
-def _torchs_class() -> type | None:
-    """torch.compile's class of wrappers, where the program has loaded it."""
-    module = sys.modules.get("torch._dynamo.eval_frame")
-    return getattr(module, "OptimizedModule", None)
 
 
 @dataclass(frozen=True)
@@ -72,42 +55,6 @@ class SameSettings:
     def callback(self) -> Any:
         """What is given the graphs."""
         return self.backend
-
-
-class Submodules(MutableMapping[str, torch.nn.Module | None]):
-    """The wrapper's `_modules`: the wrapped module's, as loading a state dict walks them by name.
-
-    What is set as `_orig_mod`, the name of the wrapper's only child, becomes the wrapped module:
-    there are passes that replace each child.
-    """
-
-    def __init__(self, wrapper: OptimizedModule) -> None:
-        self._wrapper = wrapper
-
-    def _table(self) -> dict[str, torch.nn.Module | None]:
-        return self._wrapper._orig_mod._modules
-
-    def __getitem__(self, name: str) -> torch.nn.Module | None:
-        return self._table()[name]
-
-    def __setitem__(self, name: str, module: torch.nn.Module | None) -> None:
-        if name == INNER and module is not None:
-            self._wrapper._set_inner(module)
-        else:
-            self._table()[name] = module
-
-    def __delitem__(self, name: str) -> None:
-        del self._table()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._table())
-
-    def __len__(self) -> int:
-        return len(self._table())
-
-    def copy(self) -> dict[str, torch.nn.Module | None]:
-        """A dict of its own."""
-        return self._table().copy()
 
 
 class OptimizedModule(torch.nn.Module):
@@ -163,14 +110,14 @@ class OptimizedModule(torch.nn.Module):
     @property
     def __class__(self) -> type:
         """torch.compile's class where it is loaded, for `isinstance`; `type` tells the own one."""
-        if self._is_asked_by(_READS_NAMES):
+        if self._is_asked_by(READS_NAMES):
             return self._orig_mod.__class__
-        return _torchs_class() or type(self)
+        return torchs_class() or type(self)
 
     @__class__.setter
     def __class__(self, value: type) -> None:
         # Sharding makes a class of its own from the class that a module says it has.
-        theirs, own = _torchs_class(), type(self)
+        theirs, own = torchs_class(), type(self)
         if value is theirs:
             return
         if theirs is not None and theirs in value.__bases__:
@@ -182,10 +129,7 @@ class OptimizedModule(torch.nn.Module):
     def _is_asked_by(self, modules: frozenset[str]) -> bool:
         """Whether code of one of these modules is what calls, two frames up or through a method
         of `nn.Module`, or through an abstract class's `__instancecheck__`."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__") in _BETWEEN:
-            frame = frame.f_back
-        return frame is not None and frame.f_globals.get("__name__") in modules
+        return is_asked_by(modules, 3)
 
     @property
     def dynamo_ctx(self) -> SameSettings:
@@ -216,8 +160,8 @@ class OptimizedModule(torch.nn.Module):
         if name == INNER:
             raise AttributeError(name)
         if name == "_modules":
-            return Submodules(self)
-        if name in ("_parameters", "_buffers") and self._is_asked_by(_CHANGES_CLASS):
+            return Submodules(self._orig_mod._modules, self._set_inner)
+        if name in ("_parameters", "_buffers") and self._is_asked_by(CHANGES_CLASS):
             return {}
         if name == "__signature__":  # of the module itself
             return inspect.signature(self._orig_mod.forward)
@@ -263,11 +207,11 @@ class OptimizedModule(torch.nn.Module):
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """The wrapped module, by the name `_orig_mod`."""
-        if self._is_asked_by(_READS_NAMES):
+        if self._is_asked_by(READS_NAMES):
             yield from self._orig_mod.named_children()
             return
-        if self._is_asked_by(_FSDP):
-            yield _LEFT_OUT, self._orig_mod
+        if self._is_asked_by(FSDP):
+            yield LEFT_OUT, self._orig_mod
             return
         if torch.jit._trace._trace_module_map is not None:
             raise RuntimeError(
@@ -295,7 +239,7 @@ class OptimizedModule(torch.nn.Module):
         self, members: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         # Its own are none: who goes through all modules finds the wrapped module's there.
-        if recurse or self._is_asked_by(_READS_NAMES):
+        if recurse or self._is_asked_by(READS_NAMES):
             yield from self._orig_mod._named_members(members, prefix, recurse, remove_duplicate)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OptimizedModule:
@@ -329,7 +273,7 @@ class OptimizedModule(torch.nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's state dict."""
-        if self._is_asked_by(_EXPECTS_PREFIX):
+        if self._is_asked_by(EXPECTS_PREFIX):
             kwargs.setdefault("prefix", f"{INNER}.")
         return self._orig_mod.state_dict(*args, **kwargs)
 
