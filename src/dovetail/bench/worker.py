@@ -122,8 +122,10 @@ def compile_by(spec: Spec, target: Any, recorded: bool = True) -> Any:
         return torch.compile(target, mode=spec.mode)  # noqa: TID251
     options = {} if recorded or spec.mode else {"launch_bound_cudagraphs": False}
     if spec.system == BEHIND_TORCH:
-        given = {"options": options} if options else {"mode": spec.mode}
-        return torch.compile(target, backend="dovetail", **given)  # noqa: TID251
+        from dovetail.interop import dovetail_backend
+
+        given: dict[str, Any] = {"options": options} if options else {"mode": spec.mode}
+        return torch.compile(target, backend=dovetail_backend, **given)  # noqa: TID251
     import dovetail
 
     return dovetail.compile(target, mode=spec.mode, options=options)
