@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -204,6 +207,34 @@ def test_cache_artifacts_go_to_another_cache(
     loaded = compiler.load_cache_artifacts(data)
     assert loaded is not None and loaded.artifacts == info.artifacts
     assert {p.name for p in (tmp_path / "cpp").iterdir()} >= set(info.artifacts["cpp"])
+
+
+_SECOND_PROCESS = """
+import sys
+import torch
+import dovetail
+
+with open(sys.argv[1], "rb") as file:
+    print(dovetail.compiler.load_cache_artifacts(file.read()).counts["cpp"] > 0)
+f = dovetail.compile(lambda x: (x * 4.75).sin() + x.cos() * 1.5)
+print(torch.allclose(f(torch.ones(64)), torch.ones(64) * (torch.sin(torch.tensor(4.75))
+      + torch.cos(torch.tensor(1.0)) * 1.5)))
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    """Its cache, empty before, holds nothing but what was saved when it has run."""
+    x = torch.ones(64)
+    dovetail.compile(lambda x: (x * 4.75).sin() + x.cos() * 1.5)(x)
+    saved = compiler.save_cache_artifacts()
+    assert saved is not None
+    (tmp_path / "artifacts").write_bytes(saved[0])
+    environment = {**os.environ, "DOVETAIL_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", _SECOND_PROCESS, str(tmp_path / "artifacts")]
+    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["True", "True"]
+    made = {p.name for p in (tmp_path / "cache" / "cpp").iterdir() if not p.name.startswith(".")}
+    assert made <= set(saved[1].artifacts["cpp"])
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "foreign"])
