@@ -89,6 +89,8 @@ class GraphArguments:
             return graph_dict, fake_dict
         if cls is ObjectValue and isinstance(value.native, (TupleValue, ListValue)):
             return self.argument(value.native)
+        if cls is ObjectValue and value.cls is torch.Generator:
+            raise NotAGraphArgument("a torch.Generator")
         raise NotAGraphArgument(value.describe())
 
     def fake_of(self, value: Any) -> Any:

@@ -184,6 +184,15 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
     return _remember(session, real, value)
 
 
+def _generator(session: Session, real: torch.Generator, source: Source) -> Value:
+    """A generator of random numbers. One that is passed, another in each call maybe, is known by
+    its device."""
+    if not _is_passed(source):
+        return _identity(session, real, source)
+    session.guard(c.ConstantIs, session.sources.attr(source, "device"), real.device)
+    return _object(session, real, source)
+
+
 def _builtin_method(session: Session, real: Any, source: Source) -> Value:
     """`tensor.add`, `items.append`, `MyFunction.apply` and their like: a method of a C type bound
     to an object or a class."""
@@ -515,6 +524,7 @@ _WRAPPERS: dict[type, Wrapper] = {
     set: _set,
     frozenset: _set,
     slice: _slice,
+    torch.Generator: _generator,
     types.MethodType: _method,
     types.FunctionType: _function,
     types.BuiltinMethodType: _builtin_method,

@@ -319,7 +319,8 @@ def rules() -> dict[str, Callable[..., Any]]:
     table["pow_.Scalar"] = in_place
     table["ldexp_.default"] = in_place
     table["pow_.Tensor"] = in_place
-    table["where.self"] = where
+    for overload in ("self", "ScalarSelf", "ScalarOther", "Scalar"):
+        table[f"where.{overload}"] = where
     table["complex.default"] = table["polar.default"] = complex_of
     for name in ("clamp", "clamp_min", "clamp_max"):
         table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp

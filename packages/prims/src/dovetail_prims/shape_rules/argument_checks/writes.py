@@ -253,7 +253,7 @@ TABLE: Mapping[str, Check] = {
             "index_add_(): self ({own}) and source ({given}) must have the same scalar type"
         ),
     ),
-    "where.self": _condition,
+    **{f"where.{name}": _condition for name in ("self", "ScalarSelf", "ScalarOther", "Scalar")},
     "index_select.default": _positions,
     "scatter_reduce.two": every(_reduce, _same_types(_SCATTERED)),
     "scatter.src": _same_types(_SCATTERED),
