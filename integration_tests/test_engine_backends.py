@@ -106,6 +106,9 @@ OPERATORS_OF_NUMBERS: tuple[Callable[[Tensor, Tensor], Any], ...] = (
     lambda a, b: (torch.softmax(b, -1), torch.softmax(b, 0), torch.log_softmax(a, 0), F.gelu(a)),
     lambda a, b: (torch.logsumexp(a, 0), F.scaled_dot_product_attention(*[a[None, None] * 1] * 3)),
     lambda a, b: F.scaled_dot_product_attention(*[b[None, None]] * 3, is_causal=True),
+    lambda a, b: F.scaled_dot_product_attention(
+        a.reshape(1, 4, 10, 10), *[b.reshape(1, 4, 10, 10)[:, :2]] * 2, enable_gqa=True
+    ),
     lambda a, b: F.scaled_dot_product_attention(*[b[None, None]] * 3, attn_mask=a),
     lambda a, b: F.conv2d(a[None, None], b[None, None, :4, :3], stride=2, padding=(1, 2)),
     lambda a, b: F.conv2d(a.reshape(1, 4, 10, 10), b.reshape(-1)[:72].view(4, 2, 3, 3), groups=2),
@@ -234,6 +237,26 @@ def test_a_graph_of_which_nothing_runs_there_is_warned_of(engine: str) -> None:
     compiled = dovetail.compile(lambda x: x.cumsum(0) + 1, backend=engine)
     with pytest.warns(UserWarning, match=f"{engine} computes nothing of a graph.*float64"):
         compiled(torch.ones(3, dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_what_the_engine_fails_for_runs_as_it_is_and_is_told_of(engine: str) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise RuntimeError("the engine is out of order")
+
+    for on_error in ("run_uncompiled", "raise"):
+        compiled = dovetail.compile(
+            lambda x: x.sin() + 1, backend=engine, options={"on_error": on_error}
+        )
+        compiled.capture_context.backend.engine.load = fails  # type: ignore[attr-defined]
+        x = torch.ones(3)
+        if on_error == "raise":
+            with pytest.raises(dovetail.CaptureError, match=f"backend {engine} failed .*order"):
+                compiled(x)
+            continue
+        with pytest.warns(match="out of order"):
+            torch.testing.assert_close(compiled(x), x.sin() + 1)
+        assert len(dovetail.report(compiled).failures) == 1 and not counts(compiled)
 
 
 def test_options_are_checked(engine: str) -> None:

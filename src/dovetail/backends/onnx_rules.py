@@ -300,18 +300,30 @@ def _gelu(w: ModelWriter, node: Node) -> str:
     return w.emit("Mul", w.emit("Mul", x, w.constant(0.5)), w.emit("Add", curve, w.constant(1)))
 
 
+def _for_each_head(w: ModelWriter, node: Node, heads: int) -> str:
+    """Keys or values that several heads share, once for each."""
+    batch, own, rows, width = _shape(node)
+    if own == heads:
+        return w.of(node)
+    apart = w.emit("Reshape", w.of(node), _ints(w, [batch, own, 1, rows, width]))
+    each = w.emit("Expand", apart, _ints(w, [batch, own, heads // own, rows, width]))
+    return w.emit("Reshape", each, _ints(w, [batch, heads, rows, width]))
+
+
 def _attention(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
     a = _arguments(node)
     if a["attn_mask"] is not None or a["dropout_p"]:
         raise Unsupported("attention with a mask or dropout")
+    heads = _shape(a["query"])[1]
+    key, value = (_for_each_head(w, a[name], heads) for name in ("key", "value"))
     rows, columns, width = _shape(a["query"])[-2], _shape(a["key"])[-2], _shape(a["query"])[-1]
     scale = 1 / math.sqrt(width) if a["scale"] is None else a["scale"]
     query = w.emit("Mul", w.of(a["query"]), w.constant(scale))
-    scores = w.emit("MatMul", query, w.emit("Transpose", w.of(a["key"]), perm=[0, 1, 3, 2]))
+    scores = w.emit("MatMul", query, w.emit("Transpose", key, perm=[0, 1, 3, 2]))
     if a["is_causal"]:
         later = np.triu(np.full((rows, columns), -np.inf), 1)
         scores = w.emit("Add", scores, w.constant(later))
-    return w.emit("MatMul", w.emit("Softmax", scores, axis=-1), w.of(a["value"])), None
+    return w.emit("MatMul", w.emit("Softmax", scores, axis=-1), value), None
 
 
 def _reciprocal_root(w: ModelWriter, node: Node) -> str:

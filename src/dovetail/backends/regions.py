@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from dovetail_autograd_aot import (
@@ -17,6 +17,7 @@ from dovetail_autograd_aot import (
     aot_compile,
     min_cut_partition,
 )
+from dovetail_capture import BackendTraits
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor
@@ -53,6 +54,7 @@ class RegionBackend(CountsRegions):
     engine: Engine
     constant_weights: bool = False
     counts: list[RegionCount] = field(default_factory=list)
+    backend_traits: ClassVar[BackendTraits] = BackendTraits(compiler=True)
 
     def __post_init__(self) -> None:
         self.__qualname__ = self.engine.name  # for messages
