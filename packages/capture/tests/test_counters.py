@@ -5,6 +5,7 @@ What a call writes, the next one reads: that must not be another version of the 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import weakref
@@ -552,3 +553,25 @@ def _random_world(rng: random.Random, source: str) -> dict[str, Any]:
     world["g"] = {key: key for key in rng.sample(range(-2, 20), rng.randint(0, 15))}
     exec(source, world)
     return world
+
+
+def test_capture_keeps_nothing() -> None:
+    """What a capture has seen dies with the program's last reference to it, at once."""
+
+    class Owner:
+        count = 3
+
+    def fn(owner: Any, given: Any, x: Tensor) -> Any:
+        return x + owner.part.count, given[0]
+
+    owner, compiled = Owner(), optimize(fn, Counting(), fullgraph=True)
+    owner.part = Owner()
+    gc.collect()
+    gc.disable()
+    try:
+        compiled(owner, [7], torch.ones(1))
+        alive = weakref.ref(owner.part)
+        owner.part = None
+        assert alive() is None
+    finally:
+        gc.enable()

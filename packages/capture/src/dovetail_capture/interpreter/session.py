@@ -199,6 +199,8 @@ class Session:
             if isinstance(value, ObjectValue):
                 value.fields.holder = None
         self.known.clear()
+        self.keep_alive.clear()
+        self._constants.clear()
 
     # --- guards ------------------------------------------------------------------------------
 
