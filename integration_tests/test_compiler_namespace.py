@@ -246,3 +246,53 @@ def test_damaged_cache_artifacts_are_refused(damage: str) -> None:
     damaged = {"cut": data[:-5], "changed": data[:-1] + b"\0", "foreign": b"x" + data}[damage]
     with pytest.warns(RuntimeWarning, match="not loaded"):
         assert compiler.load_cache_artifacts(damaged) is None
+
+
+class _Noting:
+    """A backend that notes its name in a list for each graph."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen = name, seen
+
+    def __call__(self, gm: Any, inputs: Any) -> Any:
+        self.seen.append(self.name)
+        return gm.forward
+
+
+def test_stances_in_all_their_words() -> None:
+    seen: list[str] = []
+    x = torch.ones(3)
+    f = dovetail.compile(lambda x: x + 1, backend=_Noting("own", seen))
+
+    @compiler.set_stance("force_eager")
+    def eagerly() -> Tensor:
+        return f(x)
+
+    eagerly()
+    assert seen == []
+    with compiler.set_stance(force_backend=_Noting("forced", seen)):
+        f(x)
+        f(x)
+    f(x)
+    assert seen == ["forced", "own"]
+    compiler.set_stance("fail_on_recompile")
+    try:
+        f(x)
+        with pytest.raises(dovetail.CaptureError, match="recompile"):
+            f(torch.ones(2, 2))
+    finally:
+        compiler.set_stance("default", skip_guard_eval_unsafe=True)
+    with compiler.set_stance("eager_on_recompile"):
+        torch.testing.assert_close(f(torch.ones(2, 2)), torch.full((2, 2), 2.0))
+    assert seen == ["forced", "own"]
+    for stance in ("eager_then_compile", "aot_eager_then_compile"):
+        compiler.reset()
+        seen.clear()
+        with compiler.set_stance(stance):
+            for size in (3, 4, 5):
+                f(torch.ones(size))
+        assert seen == ["own"]  # for any size, which the first call told
+    with pytest.raises(RuntimeError, match="default"):
+        compiler.set_stance("force_eager", force_backend=_Noting("forced", seen))
+    with pytest.raises(ValueError, match="force_eager"):
+        compiler.set_stance("eager")

@@ -178,7 +178,7 @@ def test_groups_aliases_and_copies() -> None:
 
 
 def test_patch_is_a_decorator_that_nests() -> None:
-    @config.patch(recompile_limit=2)
+    @dovetail.patch_dynamo_config(recompile_limit=2)
     def inner(depth: int) -> list[int]:
         return [config.recompile_limit, *(inner(depth - 1) if depth else [])]
 

@@ -37,6 +37,7 @@ from dovetail.backends.registry import (
 from dovetail.backward import compiled_autograd
 from dovetail.compilation import compile, compile_in_place
 from dovetail.compiler import cudagraph_mark_step_begin
+from dovetail.config import patch as patch_dynamo_config
 from dovetail.explanation import Explanation, explain
 from dovetail.install import install, installed, uninstall
 from dovetail.logs import apply_torch_logs, read_environment, set_logs
@@ -80,6 +81,7 @@ __all__ = [
     "mark_unbacked",
     "maybe_mark_dynamic",
     "nonstrict_trace",
+    "patch_dynamo_config",
     "recompiles",
     "register_backend",
     "report",

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
-from dovetail.settings.meaning import SetsArgument, SetsOption, Setting
+from dovetail.settings.meaning import Setting
 from dovetail.settings.table import (
     GROUPS,
     NAMES,
+    OF_CALLS,
     TABLE,
     Teller,
     check_value,
@@ -125,8 +126,7 @@ def known_to_torch(name: str) -> bool:
 
 def _given_to_torch() -> dict[str, object]:
     """What has an effect in calls of `compile` and was set in torch's own modules."""
-    rows = (s for s in TABLE.values() if isinstance(s.meaning, SetsOption | SetsArgument))
-    return {s.name: value for s in rows if (value := _in_torch(s)) is not _UNSET}
+    return {s.name: value for s in OF_CALLS if (value := _in_torch(s)) is not _UNSET}
 
 
 class Group:

@@ -25,6 +25,10 @@ _ALIASES: Mapping[str, str] = {
 
 TABLE: Mapping[str, Setting] = {row.name: row for row in (*FRONT_END, *CODE_GENERATION)}
 NAMES: tuple[str, ...] = (*TABLE, *_ALIASES)
+# Those that calls of `compile` ask for.
+OF_CALLS: tuple[Setting, ...] = tuple(
+    row for row in TABLE.values() if isinstance(row.meaning, SetsOption | SetsArgument)
+)
 GROUPS: frozenset[str] = frozenset(name.split(".")[0] for name in TABLE if "." in name)
 
 
