@@ -197,6 +197,18 @@ def test_an_error_of_a_kernel_tells_index_size_and_line() -> None:
     assert f'File "{__file__}", line {line}, in loss' in text
 
 
+def test_an_error_of_a_call_tells_the_line() -> None:
+    def factor(x: Tensor) -> Tensor:
+        doubled = x * 2
+        return torch.linalg.cholesky(doubled)  # FACTOR
+
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite") as error:
+        dovetail.compile(factor)(-torch.eye(3))
+    lines = linecache.getlines(__file__)
+    line = next(i for i, x in enumerate(lines, 1) if x.endswith("# FACTOR\n"))
+    assert f'File "{__file__}", line {line}, in factor' in str(error.value)
+
+
 def differences(ops: list[str], seed: int, calls: int, stage: str, kinds: tuple[str, ...]) -> str:
     rows = sweep(ops, seed, calls, stage, kinds)
     return "\n".join(as_text(row) for row in rows if not row["same"] and not is_accepted(row))

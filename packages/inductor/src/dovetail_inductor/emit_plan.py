@@ -169,7 +169,7 @@ class _Writer:
             assert out is not None
             self.allocate(out)
             kwargs = (*kwargs, ("out", Ref(self.instead.get(out, out))))
-            self.steps.append(CallAten(call.op, args, kwargs, (None,)))
+            self.steps.append(CallAten(call.op, args, kwargs, (None,), line=call.line))
         else:
             expected = tuple(
                 spec_of(self.graph.buffers[o]) if o in self.checked else None for o in call.outputs
@@ -179,7 +179,8 @@ class _Writer:
                 return
             own = in_place(call, self.memory.written_over)
             count = len(own.outputs)
-            self.steps.append(CallAten(own.op, args, kwargs, own.outputs, expected[:count]))
+            results = own.outputs, expected[:count]
+            self.steps.append(CallAten(own.op, args, kwargs, *results, call.line))
             for name in call.outputs[count:]:
                 assert name is not None
                 self.allocate(name)
@@ -215,7 +216,7 @@ class _Writer:
         """A call whose results tell sizes: they are read, and then the layout is checked."""
         raw = {o: f"{o}_raw" for o, spec in zip(call.outputs, expected, strict=True) if spec and o}
         outputs = tuple(None if o is None else raw.get(o, o) for o in call.outputs)
-        self.steps.append(CallAten(call.op, args, kwargs, outputs))
+        self.steps.append(CallAten(call.op, args, kwargs, outputs, line=call.line))
         for symbol, buffer, dim in call.binds:
             self.steps.append(Bind(symbol, raw.get(buffer, buffer), dim))
             self.bound.add(symbol)

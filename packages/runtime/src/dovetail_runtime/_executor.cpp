@@ -128,7 +128,8 @@ PyObject* collect_outputs(const Program& program, Frame& frame, PyObject* const*
 std::string step_name(const Step& step) {
   if (auto* cpp = std::get_if<LaunchCpp>(&step)) return "kernel " + cpp->name;
   if (auto* triton = std::get_if<LaunchTriton>(&step)) return "kernel " + triton->name;
-  if (auto* aten = std::get_if<CallAten>(&step)) return aten->name;
+  if (auto* aten = std::get_if<CallAten>(&step))
+    return aten->line.empty() ? aten->name : aten->name + "\n" + aten->line;
   if (std::get_if<ChooseProgram>(&step) != nullptr) return "a branch of torch.cond";
   if (std::get_if<WhileProgram>(&step) != nullptr) return "a torch.while_loop";
   return "memory";

@@ -319,7 +319,7 @@ class _Lowering:
                 f"{len(step.outputs)} outputs"
             )
         expected = tuple(None if e is None else self._spec(e) for e in step.expected)
-        return (CALL_ATEN, name, overload, args, kwargs, outputs, expected)
+        return (CALL_ATEN, name, overload, args, kwargs, outputs, expected, step.line)
 
     def _choose(self, step: Choose) -> tuple[Any, ...]:
         predicate = self._tensor(step.predicate)

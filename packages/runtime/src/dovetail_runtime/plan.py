@@ -226,13 +226,15 @@ class CallAten:
     tensor-list result takes consecutive names. A number may stand for a tensor argument, and then
     decides the result's dtype no more than a Python number does. `expected`, if not empty, goes
     beside `outputs`: what the rest of the plan takes the results for; a call that returns another
-    dtype, shape or strides (of dimensions longer than 1) is a RuntimeError that names the op."""
+    dtype, shape or strides (of dimensions longer than 1) is a RuntimeError that names the op.
+    `line` is the program's line that an error of the call tells."""
 
     op: str
     args: tuple[AtenArg, ...]
     kwargs: tuple[tuple[str, AtenArg], ...] = ()
     outputs: tuple[str | None, ...] = ()
     expected: tuple[TensorSpec | None, ...] = ()
+    line: str = ""
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,7 @@ class Loader {
     std::string shown = overload.empty() ? name : name + "." + overload;
     TORCH_CHECK(op.has_value(), program_.name, ": there is no operator ", shown);
     CallAten call{shown, *op, {}, to_indices(t[5]), {}};
+    call.line = to_string(t[7]);
     Items expected(t[6]);
     for (Py_ssize_t i = 0; i < expected.size(); ++i) {
       call.expected.push_back(expected[i] == Py_None ? std::nullopt

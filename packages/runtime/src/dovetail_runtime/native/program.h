@@ -135,6 +135,7 @@ struct CallAten {
   std::vector<SlotIndex> outputs;
   std::vector<std::optional<Spec>> expected;  // empty, or one for each output
   std::shared_ptr<LtProduct> product;         // set if it may bypass ATen
+  std::string line;                           // of the program, told in errors
 };
 
 struct FreeSlots {
