@@ -36,6 +36,7 @@ UNARY = {
         x[None, None, None].expand(1, 1, 3, 3), [17, 18], False, 1.7, 0.9),
     "segments": lambda x: torch.segment_reduce(x, "sum", lengths=INDEX),
     "group norm": lambda x: F.group_norm(x[None], 3), "threshold": lambda x: F.threshold(x, 1, -2),
+    "ctc": lambda x: F.ctc_loss(x[:, None, None].expand(3, 1, 3), INDEX[None, 1:], (3,), (2,)),
     "places": lambda x: torch.tril_indices(3, 3, dtype=x.dtype), "replicated": lambda x: F.pad(
         x[None], (1, 1), mode="replicate"), "geqrf": lambda x: torch.geqrf(x[None]),
     "adaptive pool": lambda x: F.adaptive_avg_pool2d(x[None, None], 2),
@@ -74,7 +75,7 @@ def _agree(call: Any, *args: Tensor) -> None:
 @pytest.mark.parametrize("name", UNARY)
 def test_one_operand(name: str, sizes: tuple[int, ...]) -> None:
     sized = {"argmax", "topk", "pool", "norm", "out", "out of sign", "pinv", "product", "bag",
-             "convolution", "segments", "replicated"}  # fmt: skip
+             "convolution", "segments", "replicated", "ctc"}  # fmt: skip
     if sizes == (0,) and name in sized:
         pytest.skip("sizes, too, are refused")
     for dtype in DTYPES:

@@ -41,6 +41,11 @@ def _floating(text: str, error: type[Exception]) -> Check:
     return check
 
 
+def _single_or_double(log_probs: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    if log_probs._dtype not in (torch.float32, torch.float64):
+        raise NotImplementedError(f"ctc_loss is not implemented for {log_probs._dtype}")
+
+
 def _no_bool(x: FakeTensor, padding: Any) -> None:
     if x._dtype is torch.bool:
         raise NotImplementedError("replication_pad is not implemented for 'Bool'")
@@ -66,6 +71,8 @@ TABLE: Mapping[str, Check] = {
         "FP16, but got {dtype} instead.",
         RuntimeError,
     ),
+    "_ctc_loss.default": _single_or_double,
+    "_ctc_loss.Tensor": _single_or_double,
     **dict.fromkeys(("replication_pad1d.default", "replication_pad2d.default",
                      "replication_pad3d.default"), _no_bool),
 }  # fmt: skip
