@@ -253,3 +253,12 @@ def test_exported() -> None:
     for sign in (1, -1):
         x = torch.rand(2, 4) * sign
         torch.testing.assert_close(exported(x), net.inner(x) if sign > 0 else x.sin())
+
+
+def test_the_operator_itself() -> None:
+    def branch(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.higher_order.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+
+    run = dc.optimize(branch, dc.run_graph, fullgraph=True)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(run(x), x + 1 if x.sum() > 0 else x - 1)

@@ -74,6 +74,15 @@ def _has_meta_kernel(func: Any) -> bool:
 
 
 @functools.cache
+def _only_writes(func: Any) -> bool:
+    """Is this an operator of some other library's that writes to its arguments and gives nothing?
+    Where no fake or meta kernel is registered, nothing need be known of it."""
+    schema = func._schema
+    own = func.namespace in ("aten", "prims", "prim", "quantized")
+    return not own and not schema.returns and schema.is_mutable and not _has_meta_kernel(func)
+
+
+@functools.cache
 def _may_read_data(func: Any) -> bool:
     """Is an operator of some other library's one kernel in C++ for all devices, which may read the
     data that a meta tensor has not (and end the process)?"""
@@ -159,6 +168,8 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         raise DataDependentError(str(func))
     if composite:
         return func.decompose(*args, **kwargs)
+    if _only_writes(func):
+        return None
     if _may_read_data(func):
         raise FakeTensorError(f"{func} has neither a shape rule nor a meta kernel")
     for value in (*args, *kwargs.values()):

@@ -140,6 +140,8 @@ def _has_gradients(vm: Interpreter, args: Args) -> bool:
 def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     called = [*args, *kwargs.values()][0]
     name = getattr(getattr(called, "real", None), "_name", called.describe())
+    if name == "cond":  # the operator itself, which `torch.cond` calls
+        return conditionals.handler(vm, args[1:], kwargs)
     plain = _MARKING.get(name)
     if plain is not None and not (plain is matrix_product and _has_gradients(vm, args)):
         return inlining.inline(vm, plain, args[1:], kwargs)
