@@ -240,6 +240,14 @@ def test_plans_of_operators_give_what_eager_gives() -> None:
     assert len(plans) == 2
 
 
+def test_graphs_that_cannot_be_recorded_are_told_of() -> None:
+    compiled = dovetail.compile(lambda x: x + 1, backend="cudagraphs")
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert "no CUDA graph: a graph on the CPU" in dovetail.report(compiled).as_text()
+    with pytest.raises(TypeError, match="backend cudagraphs takes no mode='max-autotune'"):
+        dovetail.compile(lambda x: x, backend="cudagraphs", mode="max-autotune")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cudagraphs_records_eager_kernels() -> None:
@@ -252,6 +260,7 @@ def test_cudagraphs_records_eager_kernels() -> None:
             x = torch.randn(size, 4, device="cuda")
             with torch.no_grad():
                 torch.testing.assert_close(compiled(x), net(x))
+    assert dovetail.report(compiled).cudagraphs == 2
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen, torch.no_grad():
         compiled(x)
     assert any("GraphLaunch" in event.key for event in seen.key_averages())

@@ -290,6 +290,10 @@ class CompilerBackend:
             raise error
         return self._uncompiled(role, gm, error)
 
+    def skips(self) -> list[str]:
+        """What is not recorded as a CUDA graph or not replayed, and why."""
+        return [skip for graph in self.graphed for skip in graph.skips()]
+
     def uncompiled(self, gm: GraphModule, error: Exception) -> Callable[..., Any]:
         """What runs a captured graph that compiling failed for; raises what is not to be passed
         over."""

@@ -11,6 +11,7 @@ from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import Event, first_few, recompiles_in_short
 from dovetail_capture.failures import Failure
 
+from dovetail.backends.cudagraphs import CudaGraphs
 from dovetail.backends.region_count import CountsRegions
 from dovetail.pipeline import CompilerBackend
 
@@ -114,6 +115,7 @@ def report(compiled: Any) -> Report:
         raise TypeError(f"{what} does not come from dovetail.compile") from None
     backend = context.backend
     ours = backend if isinstance(backend, CompilerBackend) else None
+    recorder = backend if isinstance(backend, CompilerBackend | CudaGraphs) else None
     graphs = ours.compiled if ours is not None else []
     ops = Counter(op for g in graphs for op in g.extern_calls)
     log = context.log
@@ -139,8 +141,8 @@ def report(compiled: Any) -> Report:
         compile_s=log.backend_seconds,
         tracing_s=log.capture_seconds + (ours.aot_s if ours is not None else 0.0),
         forward_launches=graphs[0].launches if graphs else (),
-        cudagraphs=sum(g.recorded for g in ours.graphed) if ours is not None else 0,
-        cudagraph_skips=tuple(s for g in ours.graphed for s in g.skips()) if ours else (),
+        cudagraphs=sum(g.recorded for g in recorder.graphed) if recorder is not None else 0,
+        cudagraph_skips=tuple(recorder.skips()) if recorder is not None else (),
         autograd=tuple(ours.aot.lines(named=False)) if ours is not None else (),
         autotuned=ours.tuner.lines() if ours is not None else (),
         constant_weights=tuple(w.as_text() for w in ours.weights) if ours is not None else (),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from dovetail_autograd_aot import aot_compile
@@ -24,35 +25,53 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 
-def cudagraphs(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Record the graph's eager kernels on a GPU; what is on the CPU runs as `eager` does."""
-    tensors = [v for v in example_inputs if isinstance(v, Tensor)]
-    if not any(v.device.type == "cuda" for v in tensors):
-        return aot_compile(gm, example_inputs, forward_compiler=_as_it_is)
-    static = frozenset(i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
-    pool = GraphPool()
-    return aot_compile(
-        gm,
-        example_inputs,
-        forward_compiler=partial(_recorded, pool, static),
-        backward_compiler=partial(_recorded, pool, frozenset()),
-    )
+@dataclass
+class CudaGraphs:
+    """The backend, `(gm, example_inputs) -> callable`. Keeps what it recorded, and why not."""
+
+    graphed: list[GraphedArtifact] = field(default_factory=list)
+    unrecorded: list[str] = field(default_factory=list)
+    backend_traits: ClassVar[BackendTraits] = BackendTraits(compiler=True)
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Record the graph's eager kernels on a GPU; what is on the CPU runs as `eager` does."""
+        if is_symbolic(gm):
+            raise ValueError("a graph for all sizes")  # it is captured for each
+        tensors = [v for v in example_inputs if isinstance(v, Tensor)]
+        if not any(v.device.type == "cuda" for v in tensors):
+            self.unrecorded.append("a graph on the CPU")
+            return aot_compile(gm, example_inputs, forward_compiler=_as_it_is)
+        static = (i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
+        pool = GraphPool()
+        return aot_compile(
+            gm,
+            example_inputs,
+            forward_compiler=partial(self._record, pool, frozenset(static)),
+            backward_compiler=partial(self._record, pool, frozenset()),
+        )
+
+    def skips(self) -> list[str]:
+        """What is not recorded or replayed, and why."""
+        return [*self.unrecorded, *(skip for graph in self.graphed for skip in graph.skips())]
+
+    def _record(
+        self, pool: GraphPool, static: frozenset[int], gm: GraphModule, inputs: Sequence[Any]
+    ) -> Callable[..., Any]:
+        plan = operator_plan(gm, "cuda")
+        if plan is None:
+            self.unrecorded.append("a graph of more than operators on tensors of known sizes")
+            return gm.forward
+        self.graphed.append(GraphedArtifact(load(plan), pool, static))
+        return self.graphed[-1]
 
 
-cudagraphs.backend_traits = BackendTraits(compiler=True)  # type: ignore[attr-defined]
+def cudagraphs() -> Callable[..., Any]:
+    """The backend; it takes no options."""
+    return CudaGraphs()
 
 
 def _as_it_is(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     return gm.forward
-
-
-def _recorded(
-    pool: GraphPool, static: frozenset[int], gm: GraphModule, inputs: Sequence[Any]
-) -> Callable[..., Any]:
-    plan = operator_plan(gm, "cuda")
-    if plan is None:
-        return gm.forward
-    return GraphedArtifact(load(plan), pool, static)
 
 
 def operator_plan(gm: GraphModule, target: Literal["cpu", "cuda"]) -> Plan | None:

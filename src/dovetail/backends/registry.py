@@ -51,7 +51,7 @@ class _Named:
 
 
 _NAMED: Mapping[str, _Named] = {
-    "cudagraphs": _Named("cudagraphs"),
+    "cudagraphs": _Named("cudagraphs", makes=True),
     "eager": _Named("ladder", _DEBUG),
     "eager_noexcept": _Named("ladder", _DEBUG),
     "eager_debug": _Named("schema_check", _DEBUG),
