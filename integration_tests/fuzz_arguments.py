@@ -57,6 +57,7 @@ ACCEPTED: dict[tuple[str, str], str] = {
     ("_batch_norm_with_update", "rank"): _UNCHECKED,
     ("_batch_norm_with_update", "size"): _UNCHECKED,
     ("native_batch_norm", "size"): "eager refuses an input without elements here only",
+    ("addmv", "size"): "eager gives one of self's sizes for a matrix without rows",
     ("repeat", "number"): "eager takes a negative count beside a dimension of no elements",
 }
 """Differences that stay, by operator and kind ("*": all), with the reason."""
