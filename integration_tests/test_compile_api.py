@@ -211,11 +211,11 @@ def test_compiling_makes_no_garbage_collections() -> None:
                 gc.callbacks.remove(note)
 
         def compile_functional(
-            self, gm: GraphModule, example_inputs: Sequence[Any]
+            self, gm: GraphModule, example_inputs: Sequence[Any], place: str = ""
         ) -> CompiledArtifact:
             gc.callbacks.append(note)
             try:
-                return super().compile_functional(gm, example_inputs)
+                return super().compile_functional(gm, example_inputs, place)
             finally:
                 gc.callbacks.remove(note)
 
