@@ -56,6 +56,7 @@ ACCEPTED: dict[tuple[str, str], str] = {
     ("index_fill", "size"): "eager refuses one of no elements by the view that its kernel makes",
     ("_batch_norm_with_update", "rank"): _UNCHECKED,
     ("_batch_norm_with_update", "size"): _UNCHECKED,
+    ("native_batch_norm", "rank"): "eager takes a weight of more dimensions for a vector",
     ("native_batch_norm", "size"): "eager refuses an input without elements here only",
     ("addmv", "size"): "eager gives one of self's sizes for a matrix without rows",
     ("repeat", "number"): "eager takes a negative count beside a dimension of no elements",

@@ -46,6 +46,9 @@ REFUSED = {
     "scatter, a number for src": lambda f: f(ones(6)).scatter(0, f(index(2)), f(ones())),
     "gather": lambda f: f(ones(6, 4)).gather(0, f(index(2, 5))),
     "gather, other ranks": lambda f: f(ones(6, 4)).gather(0, f(index(2))),
+    "statistics": lambda f: torch.native_batch_norm(
+        f(ones(2, 3)), None, None, f(ones(3)), f(ones(1, 3)), True, 0.1, 1e-5
+    ),
     "index_add, wider": lambda f: f(ones(6, 4)).index_add(0, f(index(2)), f(ones(2, 5))),
     "index_add, too many": lambda f: f(ones(6, 4)).index_add_(0, f(index(3)), f(ones(2, 4))),
     "index_reduce, wider": lambda f: f(ones(6, 4)).index_reduce(

@@ -38,6 +38,12 @@ def _of_normalized_shape(name: str) -> Requirement:
     )
 
 
+_STATISTICS = tuple(
+    has_rank(name, (1,), "TensorAccessor expected 1 dims but tensor has {rank}")
+    for name in ("running_mean", "running_var")
+)
+
+
 def _out_channels(given: Arguments) -> tuple[Size, ...]:
     weight = given.sizes("weight")
     return (weight[1] * given["groups"] if given["transposed"] else weight[0],)
@@ -319,6 +325,9 @@ TABLE: Mapping[str, _Row] = {
     "native_layer_norm.default": (_of_normalized_shape("weight"), _of_normalized_shape("bias")),
     "_fused_rms_norm.default": (_of_normalized_shape("weight"),),
     "convolution.default": (_CONVOLUTION,),
+    "native_batch_norm.default": _STATISTICS,
+    "_native_batch_norm_legit.default": _STATISTICS,
+    "_batch_norm_with_update.default": _STATISTICS,
     "nll_loss2d_forward.default": _OF_IMAGES,
     "native_group_norm.default": (_GROUPS, _per_channel("weight"), _per_channel("bias")),
     "linalg_vector_norm.default": (_NORM,),
