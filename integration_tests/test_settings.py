@@ -34,6 +34,7 @@ def other_value(setting: Setting) -> Any:
 
 @pytest.fixture(autouse=True)
 def fresh_teller(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    config.SETTINGS.clear()  # what other tests assigned
     monkeypatch.setattr(config.SETTINGS, "_teller", Teller())
     yield
     assert not config.SETTINGS.given()

@@ -116,7 +116,8 @@ def _in_torch(setting: Setting) -> Any:
         return _UNSET
     if is_default(setting.name):
         return _UNSET
-    return functools.reduce(getattr, setting.name.split("."), config)
+    value = functools.reduce(getattr, setting.name.split("."), config)
+    return _UNSET if value == setting.default else value  # (a scope that has ended sets it, too)
 
 
 def known_to_torch(name: str) -> bool:
