@@ -158,3 +158,11 @@ def test_layouts_and_flags_are_guarded() -> None:
             x = torch.arange(6.0).reshape(2, 3)
             assert same(compiled(x, other), program(x, other))
         assert len(compiled.capture_context.log.breaks) == breaks
+
+
+def test_nested_tensors_break_with_a_reason() -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    run = optimize(lambda x: x * 2, lambda gm, inputs: gm.forward)
+    assert torch.equal(run(rows).values(), rows.values() * 2)
+    (found,) = {break_.reason for break_ in run.capture_context.log.breaks}
+    assert found.startswith("a nested tensor as an input")

@@ -335,6 +335,11 @@ class Session:
         if static:
             self.pin(source, real, by_address)
         wraps = is_wrapper(real)
+        if wraps and real.is_nested:
+            raise GraphBreakSignal(
+                "a nested tensor as an input, whose rows differ in length",
+                "pass its values and offsets (`values()`, `offsets()`), or a padded tensor",
+            )
         fixed = static or wraps or id(real) in self.inner
         sizes = None if fixed else self.shapes.sizes_of(real, source)
         try:
