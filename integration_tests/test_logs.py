@@ -57,7 +57,7 @@ def test_each_artifact_alone(name: str, caplog: pytest.LogCaptureFixture) -> Non
     for record in told[name]:
         assert record.artifact == name and record.getMessage().strip()  # type: ignore[attr-defined]
         kinds = {"graph_breaks": GraphBreak, "recompiles": Event}
-        assert type(record.payload) is kinds.get(name, ArtifactText)  # type: ignore[attr-defined]
+        assert isinstance(record.payload, kinds.get(name, ArtifactText))  # type: ignore[attr-defined]
 
 
 def test_texts_are_those_of_the_stages(caplog: pytest.LogCaptureFixture) -> None:

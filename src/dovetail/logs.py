@@ -10,12 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from dovetail_prims.artifact_log import ROOT, logger_of
 
+from dovetail.debug_folder import FolderWriter
 from dovetail.options import unknown_name
 
 # Components say what they do at levels; with DEBUG they show their artifacts, too.
@@ -43,6 +46,7 @@ ARTIFACTS: Mapping[str, str] = {
     "ir_post_fusion": "kernels after fusion",
     "fusion": "which loops became one kernel",
     "schedule": "kernels and library calls in the order of running",
+    "graph_diagram": "the functional graph and its kernels as drawings (DOT)",
     "output_code": "the plan as a Python program",
     "kernel_code": "each kernel's source",
     "perf_hints": "what makes compiled code slower than it could be",
@@ -55,10 +59,13 @@ _OF_TORCH = {"verbose_guards": "guards", "graph_code_verbose": "graph_code"}
 
 
 class _Printer(logging.StreamHandler[Any]):
-    """Prints what was asked for on stderr, unless the program handles records itself."""
+    """Prints what was asked for by name on stderr, unless the program handles records itself."""
+
+    names: frozenset[str] = frozenset()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.root.handlers:
+        asked = record.name.removeprefix(f"{ROOT}.") in self.names
+        if asked and not logging.root.handlers:
             self.stream = sys.stderr  # (which may have been replaced)
             super().emit(record)
 
@@ -130,6 +137,13 @@ def apply_torch_logs() -> None:
     _apply(found, [name for name in asked if name in ARTIFACTS])
 
 
+def write_torch_debug() -> None:
+    """Write what TORCH_COMPILE_DEBUG=1 asks for, into the folder that it goes to, if it is set."""
+    if os.environ.get("TORCH_COMPILE_DEBUG") == "1" and not os.environ.get("DOVETAIL_DEBUG"):
+        above = os.environ.get("TORCH_COMPILE_DEBUG_DIR", os.getcwd())
+        _start_writing(Path(above) / "torch_compile_debug" / f"dovetail_{os.getpid()}")
+
+
 def torch_asks() -> bool:
     """Has the program, or TORCH_LOGS, asked PyTorch for logs?"""
     state = torch._logging._internal.log_state
@@ -150,19 +164,48 @@ def _apply(levels: Mapping[str, int], shown: Iterable[str], hidden: Iterable[str
     if "dynamo" in levels:
         levels = {"dynamic": levels["dynamo"], **levels}  # which it is a part of
     asked.difference_update(hidden)
+    root = logging.getLogger(ROOT)
+    printers = [handler for handler in root.handlers if isinstance(handler, _Printer)]
+    if (levels or asked) and not printers:
+        printers = [_Printer()]
+        printers[0].setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        root.addHandler(printers[0])
+    for printer in printers:
+        printer.names = frozenset(asked.union(levels))
+    if any(isinstance(handler, FolderWriter) for handler in root.handlers):
+        asked.update(ARTIFACTS)  # which are written, whatever is printed
     for name in COMPONENTS:
         logger_of(name).setLevel(levels.get(name, logging.NOTSET))
     for name in ARTIFACTS:
         logger_of(name).setLevel(logging.INFO if name in asked else logging.NOTSET)
-    root = logging.getLogger(ROOT)
-    if (levels or asked) and not any(isinstance(h, _Printer) for h in root.handlers):
-        printer = _Printer()
-        printer.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
-        root.addHandler(printer)
+
+
+@contextmanager
+def written_to(directory: Path | str) -> Iterator[None]:
+    """In the block, each graph has a folder in `directory`, with every stage's text: what was
+    captured, guards, forward and backward, loops, kernels, the plan as a program that runs, and
+    drawings."""
+    writer = _start_writing(directory)
+    try:
+        yield
+    finally:
+        logging.getLogger(ROOT).removeHandler(writer)
+        for name in ARTIFACTS:
+            logger_of(name).setLevel(logging.NOTSET)
+
+
+def _start_writing(directory: Path | str) -> FolderWriter:
+    writer = FolderWriter(directory)
+    logging.getLogger(ROOT).addHandler(writer)
+    for name in ARTIFACTS:
+        logger_of(name).setLevel(logging.INFO)
+    return writer
 
 
 def read_environment() -> None:
-    """Apply DOVETAIL_LOGS, if it is set."""
+    """Apply DOVETAIL_LOGS and DOVETAIL_DEBUG, if they are set."""
+    if os.environ.get("DOVETAIL_DEBUG"):
+        _start_writing(os.environ["DOVETAIL_DEBUG"])
     text = os.environ.get("DOVETAIL_LOGS", "")
     if text:
         set_logs_by_text(text)

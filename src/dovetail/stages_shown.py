@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from dovetail_inductor.loop_ir.loops import LoopGraph
 from dovetail_inductor.pipeline import PassLog
+from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_prims.artifact_log import is_wanted, tell
 from dovetail_runtime import as_python
 from dovetail_runtime.plan import CppKernel, Plan
 from torch.fx import GraphModule
+
+from dovetail.debug_folder import PlanText
+from dovetail.diagrams import graph_as_dot, kernels_as_dot
 
 # By the pass that gives it.
 _OF_PASS: Mapping[str, tuple[str, ...]] = {
@@ -23,19 +28,27 @@ def passes_shown(gm: GraphModule, place: str) -> PassLog | None:
     """Log a functional graph, and give what logs the compiler's passes over it; None if nothing of
     them is asked for."""
     tell("post_grad_graphs", place, lambda: str(gm.code.strip()), suffix="py")
-    if not any(is_wanted(name) for names in _OF_PASS.values() for name in names):
+    tell("graph_diagram", place, lambda: graph_as_dot(gm), suffix="dot")
+    names = ("graph_diagram", *(name for names in _OF_PASS.values() for name in names))
+    if not any(map(is_wanted, names)):
         return None
 
-    def dump(name: str, text: str) -> None:
-        for artifact in _OF_PASS.get(name, ()):
-            tell(artifact, place, lambda: text)
+    def observe(name: str, result: object) -> None:
+        if isinstance(result, LoopGraph | KernelGraph):
+            for artifact in _OF_PASS.get(name, ()):
+                tell(artifact, place, result.as_text)
+        if name == "combine" and isinstance(result, KernelGraph):
+            tell("graph_diagram", place, partial(kernels_as_dot, result), suffix="dot")
 
-    return PassLog(dump=dump)
+    return PassLog(observe=observe)
 
 
 def tell_of_plan(plan: Plan, place: str) -> None:
     """Log a plan as a program, and its kernels."""
-    tell("output_code", place, lambda: as_python(plan), suffix="py")
+    if is_wanted("output_code"):
+        text = as_python(plan)
+        program = PlanText("output_code", place, text, "py", plan)
+        tell("output_code", place, lambda: text, payload=program, suffix="py")
     if not is_wanted("kernel_code"):
         return
     for kernel in plan.kernels:

@@ -27,6 +27,7 @@ class _Installation:
         for owner, name, value in torch_names():
             self._replacements.replace(owner, name, value)
         self._watch.start()
+        logs.write_torch_debug()
         if logs.torch_asks():
             logs.apply_torch_logs()
 

@@ -41,11 +41,13 @@ T = TypeVar("T")
 
 @dataclass
 class PassLog:
-    """What the passes of one compilation took, in seconds; with `dump`, what they produced. With
+    """What the passes of one compilation took, in seconds; with `dump`, what they produced, as text
+    (`observe` gets the values). With
     `verified`, nests that were verified, what a pass gives is verified before the next one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     dump: Callable[[str, str], None] | None = None
+    observe: Callable[[str, object], None] | None = None
     verified: dict[int, LoopNest] | None = field(
         default_factory=lambda: {} if VERIFY_LOOPS else None
     )
@@ -55,6 +57,8 @@ class PassLog:
         start = perf_counter()
         result = work()
         self.seconds[name] = perf_counter() - start
+        if self.observe is not None:
+            self.observe(name, result)
         if self.dump is not None and hasattr(result, "as_text"):
             self.dump(name, result.as_text())
         if self.verified is not None:
