@@ -36,6 +36,7 @@ UNARY = {
         x[None, None, None].expand(1, 1, 3, 3), [17, 18], False, 1.7, 0.9),
     "segments": lambda x: torch.segment_reduce(x, "sum", lengths=INDEX),
     "group norm": lambda x: F.group_norm(x[None], 3), "threshold": lambda x: F.threshold(x, 1, -2),
+    "range": lambda x: torch.linspace(-2.0, torch.tensor(3), 1, dtype=x.dtype),
     "places": lambda x: torch.tril_indices(3, 3, dtype=x.dtype), "replicated": lambda x: F.pad(
         x[None], (1, 1), mode="replicate"), "geqrf": lambda x: torch.geqrf(x[None]),
     "adaptive pool": lambda x: F.adaptive_avg_pool2d(x[None, None], 2),

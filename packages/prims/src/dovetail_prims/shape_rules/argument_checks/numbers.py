@@ -53,6 +53,14 @@ def _scalar(value: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> None
         check_number(value, dtype)
 
 
+def _first_number(
+    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> None:
+    """The start of a range whose end is a tensor."""
+    if dtype is not None and steps != 0:
+        check_number(start, dtype)
+
+
 def _padding(x: FakeTensor, pad: Any, value: Any = 0) -> None:
     if any(type(n) is not int or n > 0 for n in pad):
         check_number(value, x._dtype)
@@ -72,5 +80,6 @@ TABLE: Mapping[str, Check] = {
     "constant_pad_nd.default": _padding,
     "full.default": _number,
     "threshold.default": _replaced,
+    "linspace.Scalar_Tensor": _first_number,
     "_unsafe_masked_index.default": _replaced,
 }
