@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -165,3 +166,26 @@ def test_reports_are_short_unless_asked(capsys: pytest.CaptureFixture[str]) -> N
     compiled = dovetail.compile(_broken)
     compiled(torch.ones(8), True)
     assert dovetail.report(compiled).as_text().count("\n") < 60
+
+
+def _fails(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    raise KeyError("no such operator")
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (_broken, {"fullgraph": True}),
+        (_reduced, {"fullgraph": True}),
+        (lambda x: x + 1, {"backend": _fails}),
+    ],
+)
+def test_tracebacks_end_in_the_users_line(
+    function: Callable[..., Any], arguments: dict[str, Any]
+) -> None:
+    compiled = dovetail.compile(function, **arguments)
+    given = (torch.ones(3), True)[: function.__code__.co_argcount]
+    with pytest.raises((RuntimeError, IndexError)) as raised:
+        compiled(*given)
+    files = {entry.filename for entry in traceback.extract_tb(raised.value.__traceback__)}
+    assert files == {__file__}

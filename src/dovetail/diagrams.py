@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from torch.fx import GraphModule
 
@@ -28,8 +29,8 @@ def kernels_as_dot(graph: KernelGraph) -> str:
         (header, *_) = step.as_text().splitlines() or [name]
         nodes.append((name, header.strip()))
         edges += [(writer[read], name) for read in sorted(step.reads()) if read in writer]
-        written = step.writes() if callable(getattr(step, "writes", None)) else ()
-        writer |= dict.fromkeys((*written, *filter(None, getattr(step, "outputs", ()))), name)
+        written = step.outputs if isinstance(step, ExternCall) else step.writes()
+        writer |= dict.fromkeys(filter(None, written), name)
     return _dot(nodes, edges)
 
 

@@ -54,6 +54,7 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.failures import error_of_program, failure_of, note_failure
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
+from dovetail_capture.knobs import FULL_TRACEBACKS
 from dovetail_capture.leaving import replay_of
 from dovetail_capture.marks import is_disabled, without_others_marks
 from dovetail_capture.options import CaptureOptions
@@ -75,7 +76,13 @@ from dovetail_capture.skip import (
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance, forced_backend
 from dovetail_capture.stepping.table import Stepping, stepping_of
-from dovetail_capture.surroundings import observer, place_of_caller, torch_state_kept, warn_caller
+from dovetail_capture.surroundings import (
+    observer,
+    place_of_caller,
+    torch_state_kept,
+    users_part,
+    warn_caller,
+)
 from dovetail_capture.torch_switches import captures_data, suppresses_errors
 from dovetail_capture.unwinding import leave_blocks
 
@@ -228,9 +235,13 @@ class CaptureContext(_frame_hook.Context):
                 unwinding = self._continuations.unwinding(code)
                 if unwinding is not None:
                     leave_blocks(error, unwinding, func.__globals__, func.__closure__, *args)
-                if error is raised:
-                    raise
-                raise error from error.__cause__
+                try:
+                    if error is raised:
+                        raise
+                    raise error from error.__cause__
+                finally:  # (raised again as it is then, without an entry for this frame)
+                    if not (FULL_TRACEBACKS or isinstance(error, InternalError)):
+                        error.__traceback__ = users_part(error.__traceback__)
             finally:
                 del error  # (its traceback holds this frame)
 

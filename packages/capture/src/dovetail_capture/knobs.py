@@ -23,6 +23,9 @@ def _on_error() -> OnError:
 # what `dis.stack_effect` says.
 DEBUG = bool(os.environ.get("DOVETAIL_CAPTURE_DEBUG"))
 
+# DOVETAIL_FULL_TRACEBACKS: tracebacks of what capture refuses show capture's own frames, too.
+FULL_TRACEBACKS = bool(os.environ.get("DOVETAIL_FULL_TRACEBACKS"))
+
 # DOVETAIL_ON_ERROR: what becomes of an error inside the compiler where no option tells: with
 # "run_uncompiled", the default, a graph or a frame runs uncompiled, with a warning.
 ON_ERROR = _on_error()

@@ -4,9 +4,11 @@ and compilers leave as they find it."""
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 import torch
 from dovetail_guards.torch_state import SKIPS_CLASSES
@@ -22,6 +24,19 @@ def caller() -> tuple[str, int]:
     while frame is not None and frame.f_back and is_skipped_file(frame.f_code.co_filename):
         frame = frame.f_back
     return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def users_part(entry: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package."""
+    if entry is None:
+        return None
+    rest = users_part(entry.tb_next)
+    if entry.tb_frame.f_code.co_filename.startswith(_OURS):
+        return rest
+    return TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+
+
+_OURS = os.path.dirname(__file__) + os.sep
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
