@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -189,3 +189,25 @@ def test_tracebacks_end_in_the_users_line(
         compiled(*given)
     files = {entry.filename for entry in traceback.extract_tb(raised.value.__traceback__)}
     assert files == {__file__}
+
+
+def _values(x: Tensor) -> Iterator[Tensor]:
+    yield x + 1
+
+
+async def _later(x: Tensor) -> Tensor:
+    return x + 1
+
+
+@pytest.mark.parametrize("function", [_values, _later])
+def test_what_is_suspended_is_no_whole_graph(function: Callable[..., Any]) -> None:
+    with pytest.raises(dovetail.CaptureError, match=f"{function.__name__} .* is a "):
+        dovetail.compile(function, fullgraph=True)
+    x = torch.ones(2)
+    made = dovetail.compile(function)(x)
+    if function is _values:
+        assert torch.equal(next(made), x + 1)
+        return
+    with pytest.raises(StopIteration) as ended:
+        made.send(None)
+    assert torch.equal(ended.value.value, x + 1)

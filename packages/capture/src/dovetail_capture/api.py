@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from dovetail_capture.backend_run import Backend
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import CompileLog, FrameRecord, first_few, recompiles_in_short
 from dovetail_capture.context import CaptureContext
+from dovetail_capture.errors import CaptureError, place_of
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
 from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
@@ -181,6 +183,8 @@ def optimize(
     if not callable(target):
         raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
     target = as_torch_has_it(_uncompiled(target))
+    if fullgraph:
+        _refuse_suspended(target)
     if not _has_frame_of_its_own(target):
         target = _called(target)
     context = _region(target, backend, settings)
@@ -210,6 +214,24 @@ def optimize_in_place(module: torch.nn.Module, backend: Backend, **settings: Any
     its copies and pickles, which are not optimized, stay as they are. `settings` are those of
     `optimize`. Optimized again, it has the new settings alone."""
     call_through(module, optimize(module._call_impl, backend, **settings))
+
+
+_SUSPENDED = {
+    inspect.CO_GENERATOR: "a generator",
+    inspect.CO_COROUTINE: "a coroutine",
+    inspect.CO_ASYNC_GENERATOR: "an asynchronous generator",
+}
+
+
+def _refuse_suspended(target: Any) -> None:
+    """Raise if a call of `target` is no single run of a frame, which one graph could hold."""
+    code = code_of(target)
+    for flag, kind in _SUSPENDED.items():
+        if code is not None and code.co_flags & flag:
+            raise CaptureError(
+                f"cannot capture one whole graph: {place_of(code)} is {kind}\n"
+                "  hint: compile what it calls, or leave fullgraph=True out"
+            )
 
 
 def _optimize_calls(cls: Any, backend: Backend, settings: dict[str, Any]) -> Any:
