@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -147,6 +147,12 @@ class CompilerBackend:
     _pool: GraphPool | None = None
     failures: list[Failure] = field(default_factory=list)  # in which a graph runs uncompiled
     backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
+
+    def reset(self) -> None:
+        """Tell of nothing that was compiled so far: it is compiled anew."""
+        fresh = CompilerBackend(self.options)
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))
 
     @property
     def graphed(self) -> list[GraphedArtifact]:

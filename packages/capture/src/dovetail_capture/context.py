@@ -187,13 +187,17 @@ class CaptureContext(_frame_hook.Context):
         }
 
     def reset(self) -> None:
-        """Forget all compiled frames; they are captured afresh at their next call."""
+        """Forget all compiled frames; they are captured afresh at their next call. A backend that
+        has a method `reset` is reset, too, as torch.compile's are."""
         with self._lock:
             super().reset()
             self._facts.clear()
             self._static_graphs = ""
             self._continuations = ContinuationCache()
             self.log.clear()
+            reset_backend = getattr(self.backend, "reset", None)
+            if callable(reset_backend):
+                reset_backend()
 
     def explain_guards(self) -> str:
         """The guards of everything compiled so far, frame by frame, in the order of checking."""
