@@ -136,7 +136,7 @@ def test_what_is_compiled_for_each_value_says_so() -> None:
         compiled(torch.ones(3), p)
     report = dovetail.report(compiled)
     assert report.graphs == 3 and len(report.recompiles) == 2
-    assert "expected p == 0.2" in report.recompiles[1] and "tensor" in report.recompiles[1]
+    assert "p is 0.3 instead of 0.2" in report.recompiles[1] and "tensor" in report.recompiles[1]
 
 
 def test_special_floats() -> None:

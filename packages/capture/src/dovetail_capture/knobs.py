@@ -29,3 +29,6 @@ FULL_TRACEBACKS = bool(os.environ.get("DOVETAIL_FULL_TRACEBACKS"))
 # DOVETAIL_ON_ERROR: what becomes of an error inside the compiler where no option tells: with
 # "run_uncompiled", the default, a graph or a frame runs uncompiled, with a warning.
 ON_ERROR = _on_error()
+
+# TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE: 1 lets everything run as it is, as with torch.compile.
+DISABLED = "1" in map(os.environ.get, ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"))

@@ -7,7 +7,6 @@ function looks whether the stance is still the one that was seen (`_frame_hook.w
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +16,8 @@ from typing import Any
 import torch
 
 from dovetail_capture._frame_hook import call_here, on_foreign_hook, watch_names
+from dovetail_capture.knobs import DISABLED
 
-_DISABLED = any(
-    os.environ.get(name) == "1" for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE")
-)
 _FRONT_END = "torch._dynamo.eval_frame"
 # What runs while compiled functions are called, or a backward is compiled. (Not `dovetail` as a
 # whole: it has models that torch.compile is measured on.)
@@ -33,7 +30,7 @@ _RUNS_PLAINLY = (
 
 def torch_stance() -> str:
     """The stance of `torch.compiler.set_stance`; "force_eager" where compiling is disabled."""
-    if _DISABLED or _Own.switches.disabled or _setting("torch._dynamo.config", "disable") is True:
+    if DISABLED or _Own.switches.disabled or _setting("torch._dynamo.config", "disable") is True:
         return "force_eager"
     return str(getattr(_setting(_FRONT_END, "_stance"), "stance", "default"))
 
