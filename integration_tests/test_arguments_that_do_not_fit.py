@@ -234,3 +234,35 @@ def test_arguments_of_all_operators() -> None:
     seed = int(torch.randint(10**6, ()))
     print(f"seed {seed}")
     assert differences(names(), seed, 30, "graphs", KINDS) == ""
+
+
+_FOUND_BY_CHANCE: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "integers in max_pool1d": (lambda x: F.max_pool1d(x, 2), (torch.arange(8).view(1, 2, 4),)),
+    "places of an empty image": (lambda x: F.pixel_unshuffle(x, 2), (torch.ones(1, 1, 1, 0),)),
+    "bags of float indices": (
+        lambda w, i: F.embedding_bag(i, w),
+        (torch.ones(5, 3), torch.tensor([[0.0, 1.0]])),
+    ),
+    "labels below the end": (
+        F.multilabel_margin_loss,
+        (torch.ones(4), torch.tensor([0, -9, 1, 2])),
+    ),
+    "labels after the end": (
+        F.multilabel_margin_loss,
+        (torch.ones(4), torch.tensor([0, -1, 1, -5])),
+    ),
+    "pivots of another rank": (
+        lambda a, p: torch.lu_unpack(a, p)[0],
+        (torch.eye(3).expand(2, 3, 3), torch.ones(2, 3, 1, dtype=torch.int32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", _FOUND_BY_CHANCE)
+def test_what_the_fuzzer_found(name: str, dynamic: bool | None) -> None:
+    function, arguments = _FOUND_BY_CHANCE[name]
+    with pytest.raises(Exception) as expected:
+        function(*arguments)
+    with pytest.raises(expected.type):
+        dovetail.compile(function, dynamic=dynamic)(*arguments)

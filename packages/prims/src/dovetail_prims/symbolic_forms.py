@@ -319,6 +319,8 @@ def _max_pool1d(
         return NotImplemented
     learns = torch.is_grad_enabled() and x.requires_grad
     alone = x.device.type == "cpu" and not learns
+    if alone and not x.is_floating_point():
+        raise NotImplementedError(f'"max_pool1d_impl" not implemented for {x.dtype}')
     if not has_symbolic_sizes(x) and (not alone or x.is_contiguous()):
         return NotImplemented
     step = kernel_size if stride is None else stride

@@ -310,11 +310,12 @@ def multi_margin_loss_backward(
 
 def _label_pairs(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """(row, place in the list of labels, class): whether the class is that label, and
-    1 - x[label] + x[class]; labels count up to the first negative one"""
+    1 - x[label] + x[class]; labels count up to the first negative one (-1, or the read of it tells
+    that it is none)"""
     x, t = wide(_rows(self)), _rows(target)
     ended = aten.cumsum.default(cast(aten.lt.Scalar(t, 0), torch.int64), 1)
     valid = aten.eq.Scalar(ended, 0)
-    label = where(valid, t, 0)
+    label = where(aten.eq.Scalar(t, -1), 0, t)
     hit = aten.eq.Tensor(aten.unsqueeze.default(label, 2), iota(x.shape[1], x))
     hit = aten.logical_and.default(hit, aten.unsqueeze.default(valid, 2))
     labelled = aten.unsqueeze.default(aten.gather.default(x, 1, label), 2)

@@ -155,11 +155,16 @@ def pixel_unshuffle(x: FakeTensor, factor: int) -> FakeTensor:
     """Squares of pixels as channels; the kernel for the CPU keeps channels-last."""
     if len(x._sizes) < 3 or factor < 1:
         return NotImplemented  # type: ignore[no-any-return]
-    if x._device.type == "cpu" and has_zero(x._sizes):
-        return clone(x)
     *batch, channels, height, width = x._sizes
     if height % factor != 0 or width % factor != 0:
-        return NotImplemented  # type: ignore[no-any-return]
+        if not has_zero(x._sizes):
+            return NotImplemented  # type: ignore[no-any-return]
+        raise RuntimeError(  # (PyTorch's own rule lets tensors without elements pass)
+            f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but "
+            f"{height} and {width} are not divisible by {factor}"
+        )
+    if x._device.type == "cpu" and has_zero(x._sizes):
+        return clone(x)
     sizes = (*batch, channels * factor**2, height // factor, width // factor)
     if x._device.type == "cpu" and len(sizes) == 4 and suggests_channels_last(x):
         return make(sizes, channels_last(sizes), x._dtype, x._device)

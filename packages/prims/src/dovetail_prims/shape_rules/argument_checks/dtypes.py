@@ -51,7 +51,17 @@ def _no_bool(x: FakeTensor, padding: Any) -> None:
         raise NotImplementedError("replication_pad is not implemented for 'Bool'")
 
 
-_BAGS = _floating(
+def _bags(weight: FakeTensor, indices: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    _FLOATING_BAGS(weight)
+    if indices._dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: "
+            f"Long, Int; but got {indices._dtype} instead (while checking arguments for "
+            "embedding_bag)"
+        )
+
+
+_FLOATING_BAGS = _floating(
     "Expected the weight to have one of the following scalar types: Half, BFloat16, Float, Double; "
     "but got {dtype} instead (while checking arguments for embedding_bag)",
     RuntimeError,
@@ -61,8 +71,8 @@ TABLE: Mapping[str, Check] = {
     "pow.Tensor_Scalar": _exponent,
     "nll_loss_forward.default": _classes,
     "nll_loss2d_forward.default": _classes,
-    "_embedding_bag.default": _BAGS,
-    "_embedding_bag_forward_only.default": _BAGS,
+    "_embedding_bag.default": _bags,
+    "_embedding_bag_forward_only.default": _bags,
     "segment_reduce.default": _floating(
         "segment_reduce is not implemented for {dtype}", NotImplementedError
     ),

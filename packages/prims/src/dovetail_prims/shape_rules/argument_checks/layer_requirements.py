@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from dovetail_prims.fake_tensor import FakeTensor, Size
 from dovetail_prims.shape_rules.argument_checks.requirement import (
     Arguments,
@@ -198,6 +200,23 @@ _SEGMENTS = Requirement(
 )
 
 
+def _pivots(given: Arguments) -> Iterator[Any]:
+    """One pivot for each column that is eliminated: kernels write by them without a look."""
+    if given["unpack_pivots"]:
+        *batch, rows, columns = given.sizes("LU_data")
+        yield given.rank("LU_pivots") == len(batch) + 1
+        yield from same(given.sizes("LU_pivots"), (*batch, torch.sym_min(rows, columns)))
+
+
+_UNPACKED = Requirement(
+    _pivots,
+    lambda given: (
+        f"lu_unpack: pivots of sizes {list(given.sizes('LU_pivots'))} are not those of a "
+        f"factorisation of sizes {list(given.sizes('LU_data'))}"
+    ),
+)
+
+
 # --- products -------------------------------------------------------------------------------------
 
 
@@ -368,6 +387,7 @@ TABLE: Mapping[str, _Row] = {
         has_rank("boundaries", (1,), "boundaries tensor must be 1 dimension, but got dim({rank})"),
     ),
     "segment_reduce.default": (_SEGMENTS,),
+    "lu_unpack.default": (_UNPACKED,),
     "trace.default": (
         has_rank("self", (2,), "trace: expected a matrix, but got tensor with dim {rank}"),
     ),
