@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import coming_from_torch_compile
 import pytest
 import torch
 from torch import Tensor
@@ -202,3 +203,7 @@ def test_run_a_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dovetail", "-m", "program", "a"]
     run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert run.stdout.startswith("__main__ ['a'] True False")
+
+
+def test_the_page_of_names_is_up_to_date() -> None:
+    assert coming_from_torch_compile.PAGE.read_text() == coming_from_torch_compile.page()
