@@ -24,8 +24,16 @@ _OURS = tuple(
     f"/packages/{name}/src/"
     for name in ("capture", "guards", "autograd_aot", "prims", "inductor", "runtime")
 ) + ("/src/dovetail/",)
-# What an error passes through on its way to the user, and what puts state back.
-_HANDLING = ("/failures.py", "/surroundings.py", "/function_stack.py", "/collector.py")
+# What an error passes through on its way to the user, what puts state back, and what torch's C++
+# asks of a symbolic number where no exception may pass (it would end the process).
+_HANDLING = (
+    "/failures.py",
+    "/surroundings.py",
+    "/function_stack.py",
+    "/collector.py",
+    "/sym_node.py",
+    "/sym_value.py",
+)
 _HANDLERS = frozenset(
     ("__exit__", "_judged", "_note", "_uncompiled", "_without_kernels", "recover")
 )

@@ -87,9 +87,11 @@ class Counting:
         outer = self
 
         class Backend(CompilerBackend):
-            def compile_functional(self, gm: Any, example_inputs: Sequence[Any]) -> Any:
+            def compile_functional(
+                self, gm: Any, example_inputs: Sequence[Any], place: str = ""
+            ) -> Any:
                 if outer.stage == "kernels":
-                    artifact = super().compile_functional(gm, example_inputs)
+                    artifact = super().compile_functional(gm, example_inputs, place)
                     outer.count(artifact.plan)
                     return artifact
                 from dovetail_inductor import compile_graph

@@ -32,8 +32,15 @@ def logger_of(artifact: str) -> logging.Logger:
 
 def is_wanted(artifact: str, level: int = logging.INFO) -> bool:
     """Does somebody ask for an artifact, or for what a component says at a level?"""
-    asked = logger_of(artifact).level or logging.getLogger(ROOT).level
+    asked = _level_of(f"{ROOT}.{artifact}") or _level_of(ROOT)
     return 0 < asked <= level and logging.root.manager.disable < level
+
+
+def _level_of(name: str) -> int:
+    """The level of a logger that somebody has made; 0 for any other. (`getLogger` would make it,
+    and calls builtins that a program may have replaced.)"""
+    level: int = getattr(logging.root.manager.loggerDict.get(name), "level", 0)
+    return level
 
 
 def tell(
