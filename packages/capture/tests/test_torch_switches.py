@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -41,6 +42,20 @@ def test_force_eager(graphs: Count) -> None:
     assert not graphs
     run(x)
     assert len(graphs) == 1
+
+
+def test_a_front_end_that_was_another_for_a_while(
+    graphs: Count, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.set_stance("default")  # (loads it)
+    run, x = counted(program, graphs), torch.randn(4)
+    with monkeypatch.context() as stub:
+        stub.setitem(sys.modules, "torch._dynamo.eval_frame", ModuleType("eval_frame"))
+        counted(program, graphs)
+    counted(program, graphs)
+    with torch.compiler.set_stance("force_eager"):
+        run(x)
+    assert not graphs
 
 
 def test_fail_on_recompile(graphs: Count) -> None:

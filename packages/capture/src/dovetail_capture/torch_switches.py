@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -109,6 +110,7 @@ class TorchFollower:
         self._changed = changed
         self._reset = reset
         self._keeps_out = False
+        self._watched: ModuleType | None = None  # the front end whose stance is
 
     def reset(self) -> None:
         """Called by torch.compile's own `reset`."""
@@ -118,16 +120,18 @@ class TorchFollower:
         """Watch for what may change from here on; also once more, after a reset."""
         backends = _setting(_FRONT_END, "cached_backends")
         if backends is None:
+            self._watched = None
             watch_names(self.follow, ((vars(torch), "_dynamo"),))
             self._changed()
-        elif id(self) not in backends:
+        elif id(self) not in backends or self._watched is not sys.modules.get(_FRONT_END):
             backends[id(self)] = self
             self._look()
 
     def _look(self) -> None:
         """Take the stance that is set now, and watch whether it is set again."""
         front_end = sys.modules.get(_FRONT_END)
-        if hasattr(front_end, "cached_backends"):
+        if front_end is not None and hasattr(front_end, "cached_backends"):
+            self._watched = front_end
             if not self._keeps_out:
                 self._keeps_out = True
                 keep_out_torch()
