@@ -83,7 +83,7 @@ static PyMethodDef functions[] = {
      "replace_dict(target, [(key, value), ...]): new contents in the given order, by dict itself."},
     {"call_here", (PyCFunction)(void (*)(void))hook_call_here, METH_FASTCALL | METH_KEYWORDS,
      "call_here(switched, *args, **kwargs): call it, whatever other hook there is."},
-    {"on_foreign_hook", hook_on_foreign_hook, METH_O,
+    {"on_foreign_hook", hook_on_foreign_hook, METH_VARARGS,
      "on_foreign_hook(function): where another tool's hook is on, calls of switched functions go\n"
      "through function(switched, *args, **kwargs), which ends in `call_here`."},
     {"check_guard", hook_check_guard, METH_VARARGS, "check_guard(guard, args, func) -> bool"},

@@ -85,6 +85,7 @@ static Py_ssize_t extra_index = -1;
 static PyCodeObject *return_code; /* one RETURN_VALUE */
 static PyObject *skip_mark, *off_mark;
 static PyObject *on_miss; /* the name of a method */
+static PyObject *foreign_callback; /* tells what that hook captures with, None for nothing; or NULL */
 static PyObject *foreign_call; /* what calls a switched function where another tool's hook is on */
 static PyObject *nothing; /* a function that does nothing */
 

@@ -39,13 +39,27 @@ call_foreign(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject 
     return result;
 }
 
+/* Does the other tool's hook capture in this thread? One that a failed compilation left behind does
+ * not. */
+static int
+foreign_captures(void)
+{
+    PyObject *callback = foreign_callback == NULL ? NULL : PyObject_CallNoArgs(foreign_callback);
+    if (callback == NULL) {
+        PyErr_Clear();
+        return 1;
+    }
+    Py_DECREF(callback);
+    return callback != Py_None;
+}
+
 static PyObject *
 switched_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     if (look_at_watched() < 0) {
         return NULL;
     }
-    if (foreign_call != NULL && is_foreign()) {
+    if (foreign_call != NULL && is_foreign() && foreign_captures()) {
         return call_foreign(callable, args, nargsf, kwnames);
     }
     return call_here(callable, args, nargsf, kwnames);
@@ -62,11 +76,16 @@ hook_call_here(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n,
     return call_here(args[0], args + 1, n - 1, kwnames);
 }
 
-/* on_foreign_hook(function) */
+/* on_foreign_hook(function, callback) */
 static PyObject *
-hook_on_foreign_hook(PyObject *Py_UNUSED(module), PyObject *arg)
+hook_on_foreign_hook(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    Py_XSETREF(foreign_call, Py_NewRef(arg));
+    PyObject *function, *callback;
+    if (!PyArg_ParseTuple(args, "OO:on_foreign_hook", &function, &callback)) {
+        return NULL;
+    }
+    Py_XSETREF(foreign_call, Py_NewRef(function));
+    Py_XSETREF(foreign_callback, callback == Py_None ? NULL : Py_NewRef(callback));
     Py_RETURN_NONE;
 }
 

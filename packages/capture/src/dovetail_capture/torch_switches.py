@@ -20,6 +20,7 @@ from dovetail_capture._frame_hook import call_here, on_foreign_hook, watch_names
 from dovetail_capture.knobs import DISABLED
 
 _FRONT_END = "torch._dynamo.eval_frame"
+_HOOK = "torch._C._dynamo.eval_frame"
 # What runs while compiled functions are called, or a backward is compiled. (Not `dovetail` as a
 # whole: it has models that torch.compile is measured on.)
 _RUNS_PLAINLY = (
@@ -92,7 +93,7 @@ def keep_out_torch() -> None:
     disable = _setting("torch._dynamo.decorators", "disable")
     if disable is None:
         return
-    on_foreign_hook(disable(call_here))
+    on_foreign_hook(disable(call_here), _setting(_HOOK, "get_eval_frame_callback"))
     add = _setting("torch._dynamo.trace_rules", "add")
     for name in _RUNS_PLAINLY if add is not None else ():
         if find_spec(name.partition(".")[0]) is not None:
