@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from dovetail_guards import expr as e
-from dovetail_guards import relations as rel
 from dovetail_guards.clauses import ShapeRelation
 from dovetail_guards.ranges import Range
 from dovetail_guards.shape_env import Dim, ShapeEnv
@@ -51,14 +50,14 @@ class ForeignSizes:
     names that they have here)."""
 
     env: ShapeEnv = field(default_factory=ShapeEnv)
-    theirs: dict[str, torch.SymInt] = field(default_factory=dict)
+    theirs: dict[str, Any] = field(default_factory=dict)
     _ours: dict[str, e.Expr] = field(default_factory=dict)  # by torch's names
 
     def tell_guards(self) -> None:
         """Let torch.compile guard what was decided about sizes here; nothing new may be decided
         from then on."""
         for clause in self.env.clauses():
-            if isinstance(clause, ShapeRelation) and not _holds(clause.expr, self.theirs):
+            if isinstance(clause, ShapeRelation) and not clause.expr.evaluate(self.theirs):
                 raise RuntimeError(f"{clause.expr} does not hold for torch.compile's sizes")
         self.env.freeze()
 
@@ -162,44 +161,3 @@ def _range_of(size: torch.SymInt) -> Range:
     lower = int(known.lower) if known.lower.is_Integer else -_INF
     upper = int(known.upper) if known.upper.is_Integer else _INF
     return Range(lower, upper)
-
-
-def _holds(relation: rel.BoolExpr, sizes: Mapping[str, torch.SymInt]) -> bool:
-    """The truth of a relation, asked of torch's sizes: they guard it."""
-    match relation.kind:
-        case "eq":
-            return bool(_value(relation.args[0], sizes) == 0)
-        case "le":
-            return bool(_value(relation.args[0], sizes) <= 0)
-        case "and":
-            return all(_holds(part, sizes) for part in relation.args)
-        case "or":
-            return any(_holds(part, sizes) for part in relation.args)
-        case "not":
-            return not _holds(relation.args[0], sizes)
-    return bool(relation.value)
-
-
-def _value(expr: e.Expr, sizes: Mapping[str, torch.SymInt]) -> Any:
-    """An expression in torch's sizes."""
-    total: Any = 0
-    for monomial, coefficient in expr.terms:
-        product: Any = coefficient
-        for atom, power in monomial:
-            for _ in range(power):
-                product = product * _atom(atom, sizes)
-        total = total + product
-    return total
-
-
-def _atom(atom: e.Atom, sizes: Mapping[str, torch.SymInt]) -> Any:
-    if atom.kind == "sym":
-        return sizes[atom.name]
-    first, *others = (_value(arg, sizes) for arg in atom.args)
-    if atom.kind == "floordiv":
-        return first // others[0]
-    if atom.kind == "mod":
-        return first % others[0]
-    for other in others:
-        first = (torch.sym_min if atom.kind == "min" else torch.sym_max)(first, other)
-    return first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,9 +24,7 @@ from dovetail.settings.table import (
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is not known: the near ones first, then all."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
-    return f"unknown {what} {name!r}; {hint}known: {', '.join(names)}"
+    return f"unknown {what} {name!r}; {near_names(name, names)}known: {', '.join(names)}"
 
 
 @dataclass(frozen=True)

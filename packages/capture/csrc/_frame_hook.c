@@ -84,8 +84,9 @@ static PyMethodDef functions[] = {
     {"call_here", (PyCFunction)(void (*)(void))hook_call_here, METH_FASTCALL | METH_KEYWORDS,
      "call_here(switched, *args, **kwargs): call it, whatever other hook there is."},
     {"on_foreign_hook", hook_on_foreign_hook, METH_VARARGS,
-     "on_foreign_hook(function): where another tool's hook is on, calls of switched functions go\n"
-     "through function(switched, *args, **kwargs), which ends in `call_here`."},
+     "on_foreign_hook(function, callback): where another tool's hook is on, and callback() is not\n"
+     "None, calls of switched functions go through function(switched, *args, **kwargs), which ends\n"
+     "in `call_here`."},
     {"check_guard", hook_check_guard, METH_VARARGS, "check_guard(guard, args, func) -> bool"},
     {NULL},
 };

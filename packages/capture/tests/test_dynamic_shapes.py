@@ -406,5 +406,6 @@ def test_the_number_that_a_pad_fills_in_may_follow_from_sizes() -> None:
 
     assert count(fn, TEN) == 2
     run, _ = compiled_with(lambda x: torch.nn.functional.pad(x, [1], value=x.shape[0]), True)
-    with pytest.raises(RuntimeError, match="Padding length must be divisible by 2"):
+    with pytest.raises(RuntimeError, match="Padding length must be divisible by 2") as refused:
         run(torch.ones(3))
+    assert refused.type is RuntimeError  # as eager's

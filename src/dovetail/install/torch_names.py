@@ -98,8 +98,7 @@ def _as(
     @functools.wraps(theirs)
     def call(*args: Any, **kwargs: Any) -> Any:
         caller = f"{sys._getframe(1).f_globals.get('__name__')}:"
-        if kept and caller.startswith(kept):
-            return theirs(*args, **kwargs)
-        return ours(*args, **kwargs)
+        chosen = theirs if caller.startswith(kept) else ours
+        return chosen(*args, **kwargs)
 
     return call

@@ -323,7 +323,7 @@ class CaptureContext(_frame_hook.Context):
             return None
         if stance == "fail_on_recompile":
             raise RecompileError(self._why_missed(code, func, args))
-        if stance.endswith("eager_then_compile") and self._is_first_call(code, args):
+        if stance == "eager_then_compile" and self._is_first_call(code, args):
             return None
         # Entries and marks are made here, under the lock: a thread that waits is to find them.
         with handlers_raise(), torch_state_kept(), no_hooks_on_saved_tensors():
@@ -355,7 +355,7 @@ class CaptureContext(_frame_hook.Context):
             self.log.add_break(code, GraphBreak(stepping.reason, file, line, text, stepping.hint))
 
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
-        """Under "eager_then_compile" and its kin: a call that only tells which sizes there are."""
+        """Under "eager_then_compile": a call that only tells which sizes there are."""
         facts = self._facts.of(code)
         if facts.eager_sizes is not None or facts.versions:
             return False

@@ -520,7 +520,7 @@ def _refusal(name: str, error: Exception) -> GraphBreakSignal:
             f"`{name}` has no fake kernel, which tells what its results are like: {text}",
             "register one with `register_fake` (torch.library)",
         )
-    raises = type(error) in _OF_ARGUMENTS
+    raises = type(error) in _OF_ARGUMENTS  # (a refusal of ours is of a class of its own)
     return GraphBreakSignal(
         f"`{name}` raises {type(error).__name__}: {text}",
         "mend the arguments: eager mode raises this, too" if raises else "",

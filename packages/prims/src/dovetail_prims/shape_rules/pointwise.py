@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.node_error import Refusal
 from dovetail_prims.opsets import LOOPING_FUNCTIONS
 from dovetail_prims.shape_rules.layout import (
     broadcast,
@@ -234,6 +235,15 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
+def _zeroed(x: FakeTensor) -> FakeTensor:
+    """`zero_`, which eager does to elements that lie on each other, too: no graph holds that."""
+    try:
+        in_place(x)
+    except RuntimeError as error:
+        raise Refusal(str(error)) from error
+    return x
+
+
 def _check_no_overlap(x: FakeTensor) -> None:
     for size, stride in zip(x._sizes, x._strides, strict=True):
         if type(stride) is int and stride == 0 and size > 1 and not has_zero(x._sizes):
@@ -277,7 +287,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         table[f"{name}_.default"] = in_place
     table["fill.Scalar"] = table["fill.Tensor"] = like_operand
     table["fill_.Scalar"] = table["fill_.Tensor"] = in_place
-    table["zero_.default"] = in_place
+    table["zero_.default"] = _zeroed
     for name in _FLOAT:
         table[f"{name}.default"] = float_result
         table[f"{name}_.default"] = in_place
