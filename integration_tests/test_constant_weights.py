@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.weights import SeenWeights
 
 CONSTANT = {"constant_weights": True}
 
@@ -184,3 +185,14 @@ def test_sizes_that_change() -> None:
             x = torch.randn(2, 6, n, n)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
     assert len(dovetail.report(compiled).recompiles) == 1
+
+
+def test_weights_in_the_same_memory_are_others() -> None:
+    """A new parameter may lie where one that was let go lay, and be written to as often."""
+    weight = torch.rand(3)
+    seen = SeenWeights.of([weight])
+    other = weight.detach()
+    assert (other.data_ptr(), other._version) == (weight.data_ptr(), weight._version)
+    assert seen.are([weight]) and not seen.are([other]) and not seen.are([])
+    weight.add_(1)
+    assert not seen.are([weight])

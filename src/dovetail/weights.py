@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,26 @@ import torch
 from dovetail_guards.process_lock import ProcessLock
 from dovetail_inductor import PreparedGraph
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SeenWeights:
+    """Weights as they were at one time: the tensors, and how often each was written to. (Weakly: an
+    address, or an id, may come to be that of another tensor.)"""
+
+    seen: tuple[tuple[weakref.ref[Tensor], int], ...] = ()
+
+    @staticmethod
+    def of(weights: Sequence[Tensor]) -> SeenWeights:
+        """These weights as they are now."""
+        return SeenWeights(tuple((weakref.ref(w), _version(w)) for w in weights))
+
+    def are(self, weights: Sequence[Tensor]) -> bool:
+        """Are these the same, not written to since?"""
+        return len(self.seen) == len(weights) and all(
+            seen() is weight and version == _version(weight)
+            for (seen, version), weight in zip(self.seen, weights, strict=True)
+        )
 
 
 @dataclass
@@ -25,19 +45,19 @@ class ConstantWeights:
     run: Callable[..., Any]
     prepared: tuple[Tensor, ...] = ()
     computed: int = 0  # how often
-    _state: list[tuple[weakref.ref[Tensor], int]] = field(default_factory=list)
+    _seen: SeenWeights = SeenWeights()
     _lock: ProcessLock = field(default_factory=ProcessLock)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the rest, with what was computed before unless a weight has changed since."""
         weights = [inputs[i] for i in self.split.weights]
-        if not self._is_of(weights):
+        if not self._seen.are(weights):
             self._prepare(weights)
         return self.run(*inputs, *self.prepared)
 
     def forget(self) -> None:
         """Compute everything again at the next call."""
-        self._state = []
+        self._seen = SeenWeights()
 
     def as_text(self) -> str:
         """What is kept, for people."""
@@ -47,19 +67,11 @@ class ConstantWeights:
             f"{len(self.split.weights)} weights, {self.computed} times so far"
         )
 
-    def _is_of(self, weights: list[Tensor]) -> bool:
-        """Are these the weights that were computed from, not written to since?"""
-        known = self._state
-        return len(known) == len(weights) and all(
-            seen() is weight and version == _version(weight)
-            for (seen, version), weight in zip(known, weights, strict=True)
-        )
-
     def _prepare(self, weights: list[Tensor]) -> None:
         with self._lock, torch.no_grad(), torch._C._DisableAutocast():
-            if self._is_of(weights):
+            if self._seen.are(weights):
                 return  # another thread has done it
-            state = [(weakref.ref(w), _version(w)) for w in weights]
+            seen = SeenWeights.of(weights)
             if not self.prepared:
                 self.prepared = tuple(
                     torch.empty_strided(f._sizes, f._strides, dtype=f._dtype, device=f._device)
@@ -67,7 +79,7 @@ class ConstantWeights:
                 )
             for kept, new in zip(self.prepared, self.split.prepare(*weights), strict=True):
                 kept.copy_(new)
-            self._state = state
+            self._seen = seen
             self.computed += 1
 
 

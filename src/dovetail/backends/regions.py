@@ -28,6 +28,7 @@ from dovetail.backends.onnx_writer import DTYPES, ModelWriter, Rule, Unsupported
 from dovetail.backends.region_count import CountsRegions, RegionCount
 from dovetail.options import unknown_name
 from dovetail.pipeline import never_written
+from dovetail.weights import SeenWeights
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -248,28 +249,22 @@ class Region(torch.nn.Module):
         values = [node.meta["val"] for node in part.outputs]
         self._layouts = [(tuple(v.shape), tuple(v.stride())) for v in values]
         # What is known of the constant inputs, and the model that they are part of.
-        self._loaded: tuple[Any, Run] | None = None if constant else ((), part.load(engine, {}))
+        self._seen = SeenWeights()
+        self._run: Run | None = None if constant else part.load(engine, {})
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """One call of the model."""
-        loaded = self._loaded
-        if self._constant:
-            weights = {i: inputs[i] for i in self._constant}
-            known = tuple(map(_state_of, weights.values()))
-            if loaded is None or loaded[0] != known:
-                dense = {i: w.detach().contiguous() for i, w in weights.items()}
-                loaded = self._loaded = known, self._part.load(self._engine, dense)
-        assert loaded is not None
-        results = loaded[1]([inputs[i].detach().contiguous() for i in self._given])
+        weights = [inputs[i] for i in self._constant]
+        if self._run is None or not self._seen.are(weights):
+            seen = SeenWeights.of(weights)
+            dense = {i: inputs[i].detach().contiguous() for i in self._constant}
+            self._run = self._part.load(self._engine, dense)
+            self._seen = seen
+        results = self._run([inputs[i].detach().contiguous() for i in self._given])
         return tuple(
             _laid_out(result, *layout)
             for result, layout in zip(results, self._layouts, strict=True)
         )
-
-
-def _state_of(weight: Tensor) -> tuple[int, int]:
-    """Where a tensor lies, and how often it was written to (not counted in inference mode)."""
-    return weight.data_ptr(), -1 if weight.is_inference() else weight._version
 
 
 def _laid_out(result: Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
