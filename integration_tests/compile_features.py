@@ -501,14 +501,18 @@ def allowed_in_graph(compile: Any, compiler: Any) -> None:
 
 @feature
 def substituted(compile: Any, compiler: Any) -> None:
-    import operator
+    import zlib  # the substitute stays for the whole process: true, and of what no test calls
 
-    @compiler.substitute_in_graph(operator.length_hint)
-    def length_hint(obj: object, default: int = 0, /) -> int:
-        return len(obj)  # type: ignore[arg-type]
+    @compiler.substitute_in_graph(zlib.adler32)
+    def adler32(data: Any, value: int = 1, /) -> int:
+        low, high = value & 0xFFFF, value >> 16
+        for byte in data:
+            low = (low + byte) % 65521
+            high = (high + low) % 65521
+        return high << 16 | low
 
     def f(x: Tensor) -> Tensor:
-        return x + operator.length_hint([1, 2, 3])
+        return x + zlib.adler32(b"abc")
 
     same(compile(f, fullgraph=True, backend="eager"), f, torch.ones(2))
 
