@@ -34,6 +34,7 @@ from dovetail_runtime import (
     save_plan,
     write_program,
 )
+from dovetail_runtime.headers import header
 from dovetail_runtime.serialize import PlanFormatError, plan_from_bytes, plan_to_bytes
 
 CPU = torch.device("cpu")
@@ -168,3 +169,21 @@ def test_a_plan_as_a_program_runs_and_agrees(tmp_path: Path) -> None:
     for a, b in zip(by_text, by_plan, strict=True):
         close(a, b) if isinstance(a, torch.Tensor) else None
         assert isinstance(a, torch.Tensor) or a == b
+
+
+def test_a_program_refers_to_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = write_program(everything(), tmp_path / "there")
+    text = program.read_text()
+    assert KERNEL.preamble not in text and "rt.header('kernels_" in text
+    (beside,) = program.parent.glob("*.h")
+    assert beside.read_text() == KERNEL.preamble
+    exec(
+        compile(as_python(everything()), "text", "exec"),
+        {"__name__": "text", "Path": Path} | {"__file__": str(program)},
+    )  # fmt: skip (found in the cache)
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path / "empty"))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr  # (found beside the program)
+    beside.unlink()
+    with pytest.raises(FileNotFoundError, match="write_program"):
+        header(beside.name, "nothing")

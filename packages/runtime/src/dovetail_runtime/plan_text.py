@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dovetail_runtime.aten_args import resolve_op
+from dovetail_runtime.headers import header_name, keep_header
 from dovetail_runtime.plan import (
     Allocate,
     Assert,
@@ -43,20 +44,23 @@ CONSTANTS_FILE = "constants.pt"
 
 def as_python(plan: Plan, *, symbol_values: dict[str, int] | None = None) -> str:
     """`plan` as a runnable program. It reads constants from `constants.pt` beside it (see
-    `write_program`); its main part runs it on random inputs, with size symbols as given in
-    `symbol_values` or 8."""
+    `write_program`), and the header of its C++ kernels from there or from the cache. Its main part
+    runs it on random inputs, with size symbols as given in `symbol_values` or 8."""
     return _Writer(plan, symbol_values or {}).text()
 
 
 def write_program(
     plan: Plan, directory: Path | str, *, symbol_values: dict[str, int] | None = None
 ) -> Path:
-    """Write the program and its constants into `directory`; the program's path."""
+    """Write the program, its constants and the headers of its C++ kernels into `directory`; the
+    program's path."""
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     if plan.constants:
         constants = {c.name: c.value.detach() for c in plan.constants}
         torch.save(constants, target / CONSTANTS_FILE)
+    for text in _headers(plan):
+        (target / header_name(text)).write_text(text)
     program = target / "program.py"
     program.write_text(as_python(plan, symbol_values=symbol_values))
     return program
@@ -108,17 +112,15 @@ class _Writer:
     def _kernels(self) -> list[str]:
         lines: list[str] = []
         cpp = [k for k in self.plan.kernels if isinstance(k, CppKernel)]
-        preambles = {
-            p: f"PREAMBLE_{i}" for i, p in enumerate({k.preamble: 0 for k in cpp if k.preamble})
-        }
-        for text, name in preambles.items():
-            lines += [f"{name} = {_raw(text)}", ""]
+        names = {text: f"header_{i}" for i, text in enumerate(_headers(self.plan))}
+        for text, name in names.items():
+            lines += [f"{name} = rt.header({keep_header(text)!r}, __name__)", ""]
         if cpp:
             lines.append("cpp = rt.cpp_kernels(")
             lines.append("    {")
             lines += [f"        {k.symbol!r}: {_raw(k.source)}," for k in cpp]
             lines.append("    },")
-            uses = [f"{k.symbol!r}: {preambles[k.preamble]}" for k in cpp if k.preamble]
+            uses = [f"{k.symbol!r}: {names[k.preamble]}" for k in cpp if k.preamble]
             lines += [f"    {{{', '.join(uses)}}},", ")"]
         for kernel in self.plan.kernels:
             if isinstance(kernel, TritonKernel):
@@ -344,6 +346,12 @@ class _Writer:
         lines.append("    ]")
         lines += [f"    for output in {self._function()}(*inputs):", "        print(output)"]
         return lines
+
+
+def _headers(plan: Plan) -> list[str]:
+    """What C++ kernels of a plan share, each once."""
+    cpp = (k for k in plan.kernels if isinstance(k, CppKernel) and k.preamble)
+    return list(dict.fromkeys(kernel.preamble for kernel in cpp))
 
 
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)

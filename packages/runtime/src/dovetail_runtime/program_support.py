@@ -10,6 +10,7 @@ import torch
 from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.aten_args import call_with_numbers, element
 from dovetail_runtime.cpp_library import CppFunction
+from dovetail_runtime.headers import header
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
 from dovetail_runtime.sizes import FLOAT_OPERATIONS, float_bits, float_from_bits, storage_bytes
@@ -20,6 +21,7 @@ __all__ = [
     "element",
     "float_bits",
     "float_from_bits",
+    "header",
     "on_floats",
     "place",
     "random_input",
