@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from dovetail.options import MODES, unknown_name
+from dovetail.show import BOUNDARIES, STAGES, load_function, read_inputs, show
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,6 +47,14 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("model", metavar="MODEL", help="a named case or module:function")
     explain.add_argument("--train", action="store_true", help="in training mode, with gradients")
     explain.add_argument("--small", action="store_true", help="the test-sized model")
+    shown = commands.add_parser("show", help="the text of each stage for one function")
+    shown.add_argument("function", metavar="FILE.py:FUNCTION")
+    shown.add_argument(
+        "--inputs", default=None, help="its arguments, as Python (else the file's example_inputs)"
+    )
+    shown.add_argument("--train", action="store_true", help="with gradients and a backward")
+    shown.add_argument("--stage", action="append", default=[], choices=tuple(STAGES))
+    shown.add_argument("--kernel", default=None, help="only the code of kernels with this in it")
     return parser
 
 
@@ -64,6 +73,20 @@ def _explain(arguments: argparse.Namespace) -> int:
     case.model.train(arguments.train)
     with torch.set_grad_enabled(arguments.train):
         print(explain(case.model)(**case.inputs).as_text(verbose=True))
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    try:
+        function, module = load_function(arguments.function)
+        inputs = read_inputs(arguments.inputs, module)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    stages = ["code"] if arguments.kernel else arguments.stage or BOUNDARIES
+    for each in show(function, inputs, stages=stages, train=arguments.train):
+        if arguments.kernel is None or arguments.kernel in each.text.text:
+            print(each.as_text())
     return 0
 
 
@@ -132,7 +155,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    return {"bench": _bench, "explain": _explain}[arguments.command](arguments)
+    commands = {"bench": _bench, "explain": _explain, "show": _show}
+    return commands[arguments.command](arguments)
 
 
 if __name__ == "__main__":

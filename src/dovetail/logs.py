@@ -44,6 +44,7 @@ ARTIFACTS: Mapping[str, str] = {
     "post_grad_graphs": "the functional graph that is lowered to loops",
     "ir_pre_fusion": "loops before fusion",
     "ir_post_fusion": "kernels after fusion",
+    "passes": "loops and kernels after each pass of the code generator, where it changed them",
     "fusion": "which loops became one kernel",
     "schedule": "kernels and library calls in the order of running",
     "graph_diagram": "the functional graph and its kernels as drawings (DOT)",

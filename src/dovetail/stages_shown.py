@@ -29,12 +29,24 @@ def passes_shown(gm: GraphModule, place: str) -> PassLog | None:
     them is asked for."""
     tell("post_grad_graphs", place, lambda: str(gm.code.strip()), suffix="py")
     tell("graph_diagram", place, lambda: graph_as_dot(gm), suffix="dot")
-    names = ("graph_diagram", *(name for names in _OF_PASS.values() for name in names))
+    names = (
+        "graph_diagram",
+        "passes",
+        *(name for names in _OF_PASS.values() for name in names),
+    )
     if not any(map(is_wanted, names)):
         return None
 
+    previous = ""
+
     def observe(name: str, result: object) -> None:
+        nonlocal previous
         if isinstance(result, LoopGraph | KernelGraph):
+            if is_wanted("passes"):
+                text = result.as_text()
+                shown = "(unchanged)" if text == previous else text
+                tell("passes", place, lambda: f"after {name}:\n{shown}")
+                previous = text
             for artifact in _OF_PASS.get(name, ()):
                 tell(artifact, place, result.as_text)
         if name == "combine" and isinstance(result, KernelGraph):
