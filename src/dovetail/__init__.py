@@ -45,6 +45,8 @@ from dovetail.options import Options, list_mode_options, list_options
 from dovetail.report import Report, report
 from dovetail.stance import set_stance
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CaptureError",
     "Explanation",

@@ -55,13 +55,14 @@ def show(
         target: a function or module.
         inputs: its positional arguments.
         stages: names of `STAGES`.
-        train: floating-point inputs require grad, and a backward of the results' sum is run.
+        train: a backward of the results' sum is run, too. If no input requires a gradient, all of
+            floating point do.
 
     Raises KeyError for an unknown stage, and whatever compiling or running raises.
     """
     stage_of = {artifact: stage for stage in stages for artifact in STAGES[stage]}
     options = {"on_error": "raise"}
-    if train:
+    if train and not any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs):
         inputs = [_differentiable(value) for value in inputs]
     with _collected(stage_of) as texts, torch.set_grad_enabled(train):
         results = dovetail.compile(target, options=options, isolate_recompiles=True)(*inputs)

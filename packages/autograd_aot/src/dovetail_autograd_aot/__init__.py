@@ -20,6 +20,8 @@ from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import example_values
 from dovetail_autograd_aot.written_attention import recognise_attention
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AotLog",
     "BackwardReport",

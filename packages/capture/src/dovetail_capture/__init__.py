@@ -49,6 +49,8 @@ from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.stance import dont_skip_tracing, error_on_graph_break, run, set_stance
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BackendError",
     "BackendTraits",

@@ -4,6 +4,8 @@ from dovetail_guards.evaluate import MISSING, FrameView, check, evaluate
 from dovetail_guards.explain import GuardFailure, clause_text
 from dovetail_guards.guard_set import GuardSet
 
+__version__ = "0.1.0"
+
 __all__ = [
     "MISSING",
     "FrameView",

@@ -12,6 +12,8 @@ from dovetail_inductor.pipeline import (
     find_error,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "DeviceTuner",
     "InductorOptions",

@@ -16,6 +16,8 @@ from dovetail_prims.from_real import FakeMemo, from_real
 from dovetail_prims.record import trace_aten
 from dovetail_prims.sdpa import choose_backend
 
+__version__ = "0.1.0"
+
 __all__ = [
     "DataDependentError",
     "Dialect",

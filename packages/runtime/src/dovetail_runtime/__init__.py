@@ -35,6 +35,8 @@ from dovetail_runtime.plan_text import as_python, write_program
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.serialize import load_plan, save_plan
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Allocate",
     "ArtifactCache",
