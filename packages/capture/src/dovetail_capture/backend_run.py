@@ -32,6 +32,7 @@ from dovetail_capture.failures import (
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.knobs import OnError
 from dovetail_capture.surroundings import torch_state_kept
+from dovetail_capture.torch_settings import under
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -85,7 +86,7 @@ def run_backend(
     if symbol is not None and asked.static:
         _refuse_data_dependent(symbol, backend, code, asked.breaks_allowed)
     try:
-        with no_function_modes(), torch_state_kept():
+        with no_function_modes(), torch_state_kept(), under(frame.settings):
             compiled = backend(frame.graph, [i.example for i in frame.inputs])
     except CaptureError:
         raise

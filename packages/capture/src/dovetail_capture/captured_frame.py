@@ -13,6 +13,7 @@ from dovetail_guards.source import Source
 from torch.fx import GraphModule
 
 from dovetail_capture.recipe import CallFunction, Effect, FrameEnd
+from dovetail_capture.torch_settings import SettingOfGraph
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class CapturedFrame:
     symbolic sizes (None if there are none); what is assumed of them is not among `guards`, see
     `all_guards`. `checks` are read after the graph has run, before anything else. `told_compiling`:
     the program asked whether it is compiled, and was told so. `way` is how it was captured.
+    `settings` are made before the draws, and hold while the graph runs.
     """
 
     code: CodeType
@@ -136,6 +138,7 @@ class CapturedFrame:
     checks: ValueChecks | None = None
     told_compiling: bool = False
     way: Way = field(default_factory=Way)
+    settings: tuple[SettingOfGraph, ...] = ()
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.

@@ -110,6 +110,11 @@ def export_graph(
             f"cannot export {place_of(func.__code__)}: it draws random numbers with Python's "
             "`random`. Take them as arguments, or draw with torch"
         )
+    if frame.settings:
+        raise CaptureError(
+            f"cannot export {place_of(func.__code__)}: it changes what torch is set to "
+            f"({frame.settings[0].setting.name}). Do that where the exported graph is called"
+        )
     for effect in frame.effects:
         if not _writes_what_is_there(effect, FrameView(raw, func)):
             _refuse_outside_effect(effect, func)

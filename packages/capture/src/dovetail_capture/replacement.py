@@ -40,6 +40,7 @@ from dovetail_capture.recipe import (
     below,
 )
 from dovetail_capture.replacement_values import PLACEHOLDER, ValueWriter, in_pairs
+from dovetail_capture.torch_settings import SettingOfGraph
 from dovetail_capture.unwinding import leave_blocks
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
@@ -145,6 +146,8 @@ class _FrameWriter(ValueWriter):
         """All statements, in the order the module's docstring gives."""
         roots: list[Recipe | Effect | FrameEnd] = [*frame.effects, frame.end]
         recipes = below([*frame.draws, *roots], self.uses)
+        for one in frame.settings:
+            self.emit(f"{self.constant(one.write)}({self.constant(one.value)})")
         for place, call in enumerate(frame.draws):
             self.emit(f"_dt_draw{place} = {self.call(call)}")
             self.temporaries.append(f"_dt_draw{place}")
@@ -175,20 +178,23 @@ class _FrameWriter(ValueWriter):
             targets = ", ".join(outputs)
             call = f"{targets}{',' if count == 1 else ''} = {call}"
         undo = _undone(frame)
-        passes = self._where_errors_pass(undo)
+        passes = self._where_errors_pass(undo, frame.settings)
         if frame.checks is not None:
             self._run_checked(call, frame.checks, undo, passes)
             return
         for line in ["try:", f"    {call}", *passes] if passes else [call]:
             self.emit(line)
 
-    def _where_errors_pass(self, undo: tuple[bool, ...]) -> list[str]:
+    def _where_errors_pass(
+        self, undo: tuple[bool, ...], settings: tuple[SettingOfGraph, ...]
+    ) -> list[str]:
         """What becomes of an error that the graph raises, if anything is to be put in order."""
-        if self._unwinding is None and self._leave is None and not undo:
+        if self._unwinding is None and self._leave is None and not undo and not settings:
             return []
         base, set_mode = self.constant(BaseException), self.constant(torch._C._set_grad_enabled)
         end = "raise" if self._unwinding is None else self._leave_blocks(self._unwinding)
         lines = [f"{set_mode}({mode})" for mode in undo]
+        lines += [f"{self.constant(s.write)}({self.constant(s.after)})" for s in settings]
         if self._leave is not None:
             lines.append(f"{self.constant(self._leave)}({self._of_frame()})")
         lines.append(end)

@@ -122,6 +122,7 @@ BACKEND_FLAGS: tuple[str, ...] = _present(
     " _get_mkldnn_enabled _get_mkldnn_deterministic _get_onednn_allow_tf32 _get_cublas_allow_tf32"
     " _get_cublas_allow_fp16_reduced_precision_reduction"
     " _get_cublas_allow_bf16_reduced_precision_reduction _get_cublas_allow_fp16_accumulation"
+    " _cuda_get_cudnn_benchmark_limit _get_cudnn_depthwise_kernel"
 )
 """Functions of torch._C that tell what `torch.backends` is set to, those that this torch has."""
 
@@ -129,6 +130,18 @@ BACKEND_FLAGS: tuple[str, ...] = _present(
 def _backend_flags() -> tuple[Any, ...]:
     """What `torch.backends` is set to."""
     return tuple(getattr(_C, name)() for name in BACKEND_FLAGS)
+
+
+FLOAT32_PRECISIONS: tuple[tuple[str, str], ...] = (
+    *(("generic", "all"), ("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    *(("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+)
+"""(backend, operator) of which `torch.backends` tells the `fp32_precision`."""
+
+
+def _float32_precisions() -> tuple[str, ...]:
+    """The `fp32_precision` of each backend and kind of operator."""
+    return tuple(_C._get_fp32_precision_getter(*which) for which in FLOAT32_PRECISIONS)
 
 
 def _function_transforms() -> bool:
@@ -191,6 +204,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "sdp_order": _sdp_order,
     "cudnn": _cudnn,
     "backend_flags": _backend_flags,
+    "float32_precisions": _float32_precisions,
     "saved_tensors_hooks": _saved_tensors_hooks,
     "stream_capturing": _stream_capturing,
     "anomaly_mode": _anomaly_mode,

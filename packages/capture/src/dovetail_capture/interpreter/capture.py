@@ -39,6 +39,7 @@ from dovetail_capture.interpreter.signals import (
     CannotRebuild,
     GraphBreakSignal,
     InnerTensor,
+    MustEndBefore,
     ProgramException,
 )
 from dovetail_capture.interpreter.values.arrays import ArraySource
@@ -61,6 +62,7 @@ _GUARDED_STATE = (
 # What fills the stack of a continuation, besides the loads of its parameters.
 _PROLOGUE = ("PUSH_NULL", "EXTENDED_ARG", "PUSH_EXC_INFO", "POP_TOP", "COPY", "DELETE_FAST")
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
+_ALIVE = " is alive where the captured stretch ends"
 _MOST_ROUNDS = 3  # in which ints are found that the frame both reads and writes
 
 
@@ -380,7 +382,8 @@ class _Attempt:
                 graph_break = replace(graph_break, allowed=True)
             return _Break(max(frame.steps - 1, self.first_step), graph_break)
         except CannotRebuild as error:
-            reason = GraphBreakSignal(f"{error} is alive where the captured stretch ends")
+            alive = "" if isinstance(error, MustEndBefore) else _ALIVE
+            reason = GraphBreakSignal(f"{error}{alive}")
             vm.note_break(reason)
             self.leaks = isinstance(error, InnerTensor)
             step = max(error.born - 1, self.first_step)
@@ -393,7 +396,8 @@ class _Attempt:
         """What the frame does as an error leaves it, see `Way`."""
         if not self.left or isinstance(outcome, _Break):
             return "no"
-        if outcome.rebuilder.outputs or self.session.draws:
+        made_before = self.session.draws or self.session.kernel_settings.during
+        if outcome.rebuilder.outputs or made_before:
             return "no"
         return "effects" if outcome.rebuilder.effects else "nothing"
 
@@ -535,6 +539,7 @@ class _Attempt:
             checks,
             self.session.asked_compiling and self.session.compiling,
             self.way,
+            self.session.kernel_settings.of_graph(),
         )
 
 

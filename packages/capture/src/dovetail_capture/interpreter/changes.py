@@ -71,6 +71,7 @@ def _written(vm: Interpreter) -> Any:
         {key: id(write.value) for key, write in session.context_writes.items()},
         {key: dict(fields.entries) for key, (_, fields) in session.attribute_writes.items()},
         list(session.iterator_steps),
+        dict(session.kernel_settings.after),
         (len(session.calls_for_effect), len(session.draws), len(session.locks)),
     )
 

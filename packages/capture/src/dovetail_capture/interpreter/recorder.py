@@ -37,7 +37,7 @@ from dovetail_capture.interpreter.inference_tensors import (
 )
 from dovetail_capture.interpreter.input_layouts import InputLayouts
 from dovetail_capture.interpreter.known_data import SIZED_MAKERS, KnownData
-from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.signals import GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.sizes_from_data import (
     SIZES_AGREE,
     assume_equal,
@@ -100,6 +100,8 @@ class Recorder(GraphArguments):
         self.functions_off: Callable[[], bool] = lambda: False
         self.stack_trace = stack_trace
         self.operations = 0
+        # Why an operation from here on ends the graph earlier, before the step of the top frame
+        self.closed: tuple[str, int] | None = None
         self.checkpoint: int | None = None  # of the region that is captured: it is computed again
         self.policy: Policy | None = None  # what of the region is kept all the same
         # What is checked on GPUs, and is told at the graph's end; what holds harmless values if not
@@ -304,6 +306,8 @@ class Recorder(GraphArguments):
         return found
 
     def _add(self, kind: str, target: Any, pairs: Any, keyword_pairs: Any, result: Any) -> Node:
+        if self.closed is not None:
+            raise MustEndBefore(*self.closed)
         why = self.refused.get(self.operations)
         if why is not None:
             name = _name_of(kind, target)

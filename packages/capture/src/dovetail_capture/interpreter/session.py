@@ -51,6 +51,7 @@ from dovetail_capture.interpreter.values.plain import PlainSource, as_class, is_
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.recipe import CallFunction
+from dovetail_capture.torch_settings import KernelSettings
 
 if TYPE_CHECKING:
     from dovetail_prims.late_reads import LateRead
@@ -170,6 +171,7 @@ class Session:
         # ids of the tensors inside of wrapping inputs: their sizes are fixed, as these tensors' are
         self.inner: set[int] = set()
         self.settings: dict[Any, Any] = {}  # settings of torch that were changed -> what they were
+        self.kernel_settings = KernelSettings()
         self.open_modes: list[OpenMode] = []  # of the blocks that the program is in
         self.global_hooks_guarded = False
         self.hooks: list[Hooked] = []  # on tensors of the graph

@@ -34,6 +34,10 @@ class CannotRebuild(Exception):
         self.born = born
 
 
+class MustEndBefore(CannotRebuild):
+    """What step `born` did cannot be in one graph with what follows; says what that is."""
+
+
 class InnerTensor(CannotRebuild):
     """A tensor of the inside of a transformed function, or of one of autograd, left it another way
     than as a result."""

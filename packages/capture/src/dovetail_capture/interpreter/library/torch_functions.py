@@ -13,7 +13,6 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.torch_state import (
     AUTOCAST_DEVICES,
-    BACKEND_FLAGS,
     READERS,
     autocast_dtype,
 )
@@ -358,14 +357,10 @@ _FOLDED: tuple[Any, ...] = (
     torch.get_default_device, torch.cuda.is_available, torch.cuda.device_count,
     torch.backends.mps.is_available, torch.backends.cuda.is_built,
     torch.is_autocast_cpu_enabled, torch.amp.is_autocast_available,
-    torch.are_deterministic_algorithms_enabled, torch.get_num_threads,
     torch.cuda.is_current_stream_capturing,
     torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled,
-    torch.get_float32_matmul_precision, torch._C._get_privateuse1_backend_name,
+    torch._C._get_privateuse1_backend_name,
     threading.get_ident,
-    torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.mem_efficient_sdp_enabled,
-    torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.cudnn_sdp_enabled,
-    *(getattr(_C, name) for name in BACKEND_FLAGS),
 )  # fmt: skip
 
 # (Older versions of torch have none.)
@@ -380,16 +375,9 @@ _OF_GPU = (
 # What those read that is not guarded for every captured frame.
 _SETTINGS: dict[Any, str] = {
     threading.get_ident: "thread",
-    torch.get_num_threads: "num_threads",
     torch.cuda.is_current_stream_capturing: "stream_capturing",
     torch.is_anomaly_enabled: "anomaly_mode",
     torch.is_anomaly_check_nan_enabled: "anomaly_mode",
-    torch.get_float32_matmul_precision: "float32_matmul_precision",
-    torch.backends.cuda.flash_sdp_enabled: "sdp_kernels",
-    torch.backends.cuda.mem_efficient_sdp_enabled: "sdp_kernels",
-    torch.backends.cuda.math_sdp_enabled: "sdp_kernels",
-    torch.backends.cuda.cudnn_sdp_enabled: "sdp_kernels",
-    **{getattr(_C, name): "backend_flags" for name in BACKEND_FLAGS},
 }
 
 HANDLERS: dict[Any, Handler] = {

@@ -271,6 +271,19 @@ def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Va
         dicts.put(vm, attributes.function_fields(obj), Constant(name), value)
 
 
+def _set_by_descriptor(vm: Interpreter, obj: Constant, name: str, value: Value) -> bool:
+    """Has a descriptor of a module's class, written in Python, taken what is assigned, as those of
+    `torch.backends.cudnn` do?"""
+    cls = type(obj.value)
+    _, method = class_attributes.class_lookup(vm, cls, "__setattr__")
+    _, attr = class_attributes.class_lookup(vm, cls, name)
+    setter = getattr(type(attr), "__set__", None)
+    if isinstance(method, types.FunctionType) or not isinstance(setter, types.FunctionType):
+        return False
+    vm.call(vm.held(setter), [vm.held(attr), obj, value], {})
+    return True
+
+
 def _refuse_own_setter(vm: Interpreter, obj: Constant, name: str) -> None:
     """Break where the class of a module, or of a class, says what an assignment does:
     `torch.backends.cudnn.benchmark = True` calls a function."""
@@ -287,6 +300,8 @@ def _refuse_own_setter(vm: Interpreter, obj: Constant, name: str) -> None:
 def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) -> None:
     real = obj.value
     is_local = id(real) in vm.session.stand_ins
+    if isinstance(real, types.ModuleType) and _set_by_descriptor(vm, obj, name, value):
+        return
     if isinstance(real, (types.ModuleType, type)) and not is_local:
         _refuse_own_setter(vm, obj, name)
     if isinstance(real, types.ModuleType):

@@ -201,6 +201,9 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     taken = attr is not MISSING and is_data_descriptor(vm, attr)  # goes before the dictionary
     if name in attributes and not taken:
         return vm.wrap(attributes[name], sources.item(base, name))
+    reader = getattr(type(attr), "__get__", None)
+    if taken and isinstance(reader, types.FunctionType):
+        return vm.call(vm.held(reader), [vm.held(attr), obj, vm.held(type(module))], {})
     computes = type(module) is not types.ModuleType or "__getattr__" in attributes
     if computes and id(attributes) in vm.session.global_dicts:
         raise GraphBreakSignal(f"`{name}` of a module that the frame has changed")
