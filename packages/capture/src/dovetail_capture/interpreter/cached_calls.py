@@ -26,7 +26,7 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ def keep(name: str, result: Value, born: int) -> Kept | None:
 
 def changes(session: Session) -> list[Any]:
     """What the program has changed so far of what was there before, to be compared with itself."""
-    found: list[Any] = [len(session.calls_for_effect)]
-    found += [(place, id(value)) for place, value in session.global_writes.items()]
-    for value, fields in session.attribute_writes.values():
+    found: list[Any] = [len(session.effects.calls)]
+    found += [(place, id(value)) for place, value in session.effects.global_writes.items()]
+    for value, fields in session.effects.attribute_writes.values():
         found.append((id(value), *map(id, _members(fields))))
-    for value in session.known.values():
+    for value in session.objects.known.values():
         for part in (value, getattr(value, "native", None), getattr(value, "fields", None)):
             if getattr(part, "mutated", False):
                 found.append((id(part), *map(id, _members(part))))

@@ -34,7 +34,7 @@ from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
 from dovetail_capture.interpreter.recipes import Rebuilder
 from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
-from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import (
     CannotRebuild,
     GraphBreakSignal,
@@ -49,6 +49,7 @@ from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
+from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import Const, FrameEnd, HandledHere, Recipe
 from dovetail_capture.skip import skipped_directories
 
@@ -63,6 +64,7 @@ _GUARDED_STATE = (
 _PROLOGUE = ("PUSH_NULL", "EXTENDED_ARG", "PUSH_EXC_INFO", "POP_TOP", "COPY", "DELETE_FAST")
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 _ALIVE = " is alive where the captured stretch ends"
+_DEFAULTS = CaptureOptions()
 _MOST_ROUNDS = 3  # in which ints are found that the frame both reads and writes
 
 
@@ -71,7 +73,7 @@ def capture_frame(
     func: FunctionType,
     args: tuple[Any, ...],
     *,
-    options: Any = None,
+    options: CaptureOptions = _DEFAULTS,
 ) -> CapturedFrame:
     """Capture the frame of a call of `func` (whose code is `code`).
 
@@ -87,7 +89,7 @@ def capture_frame(
 
     with collector_paused():
         try:
-            return _with_counters(attempt, getattr(options, "exports", False))
+            return _with_counters(attempt, options.exports)
         finally:
             for one in attempts:
                 one.let_go()
@@ -100,7 +102,7 @@ def leave_frame(
     error: BaseException,
     *,
     way: Way,
-    options: Any = None,
+    options: CaptureOptions = _DEFAULTS,
 ) -> CapturedFrame | None:
     """What a frame of which the graph raised `error` does as it passes: that of its `finally`
     blocks, and what it did before, as effects without a graph; None if that is nothing."""
@@ -132,7 +134,9 @@ def _with_counters(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -
         except NotCapturable:
             break
         session = other.attempt.session
-        if other.stop_at != best.stop_at or (session.shapes.static and session.takes_numbers()):
+        if other.stop_at != best.stop_at or (
+            session.shapes.static and session.inputs.takes_numbers()
+        ):
             break
         best = other
     return best.attempt.finish(best.end, best.break_)
@@ -234,7 +238,7 @@ class _Attempt:
         code: CodeType,
         func: FunctionType,
         args: tuple[Any, ...],
-        options: Any,
+        options: CaptureOptions,
         stop_at: int,
         way: Way,
         error: BaseException | None = None,
@@ -247,8 +251,7 @@ class _Attempt:
         self.leaks = False  # a tensor left the function that it is inside of
         self.cannot_check = False  # the frame could not be run again if a check did not hold
         self.notices = False  # ... nor if the graph raises, which blocks of `finally` see
-        refused = getattr(options, "refused", None)
-        self.recorder = Recorder(lambda: self.vm.stack_trace(), refused)
+        self.recorder = Recorder(lambda: self.vm.stack_trace(), options.refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.session.compiling = way.compiling
         self.session.shapes.counters = way.counters
@@ -267,7 +270,7 @@ class _Attempt:
         self.frame.is_top = True
         self.frame.stop_at = stop_at
         self.first_step = _prologue_length(self.frame)
-        if getattr(options, "unwinds", False):
+        if options.unwinds:
             self.frame.begun_in = _handlers_at_start(self.frame, self.first_step)
 
     def let_go(self) -> None:
@@ -284,36 +287,33 @@ class _Attempt:
         for name, real in zip(self.code.co_freevars, func.__closure__ or (), strict=True):
             content = self.session.sources.root("closure", name)
             cell = cell_value(self.session, real, ClosureCellSource(name), content)
-            self.session.known[id(real)] = cell
-            self.session.keep_alive.append(real)
-            cells.append(cell)
+            cells.append(self.session.objects.bind(real, cell))
         return tuple(cells)
 
     def run(self) -> _Break | _End:
         """Interpret and rebuild, with torch's state put back at the end."""
         grad_mode = torch.is_grad_enabled()
         for name in _GUARDED_STATE:
-            self.session.clauses.append(c.TorchState(name, READERS[name]()))
+            self.session.guards.state(name, READERS[name]())
         sources = self.session.sources
         # (Within a level of forward-mode derivatives frames are not compiled.)
         level = sources.item(sources.held(vars(forward_ad), "forward_ad"), "_current_level")
-        self.session.clauses.append(c.ConstantIs(level, -1))
+        self.session.guards.append(c.ConstantIs(level, -1))
         stack = sources.held(FUNCTION_MODES, "torch function mode")
         modes = [
             self.vm.wrap(mode, sources.item(stack, place))
             for place, mode in enumerate(FUNCTION_MODES)
         ]
-        self.session.function_modes = list(modes)
-        self.session.first_function_modes = modes
+        self.session.modes.begin_in(modes)
         try:
             # (What a class of tensors makes of functions is captured: what is done here asks none.)
             with no_function_modes(), torch._C.DisableTorchFunctionSubclass():
                 return self._run(grad_mode)
         finally:
-            while self.session.open_modes:
-                mode = self.session.open_modes.pop()
+            while self.session.modes.open_modes:
+                mode = self.session.modes.open_modes.pop()
                 mode.leave(mode.real)
-            for setting, before in self.session.settings.items():
+            for setting, before in self.session.effects.settings.items():
                 setting.write(before)
             torch._C._set_grad_enabled(grad_mode)
 
@@ -330,10 +330,10 @@ class _Attempt:
             except RecursionError:
                 raise GraphBreakSignal("what nests deeper than capture follows") from None
             except DataDependentError as error:
-                if self.session.draws:
+                if self.session.draws.calls:
                     what = (
                         "a scalar of NumPy's"
-                        if self.session.computes_scalars
+                        if self.session.draws.computes_scalars
                         else "a random number"
                     )
                     text = f"{what} (or what follows from it) as a Python value: {error}"
@@ -346,12 +346,12 @@ class _Attempt:
                     raise GraphBreakSignal(text) from None
                 self.left, returned = True, NONE
             generators.check_generators(vm)
-            if self.session.functions_off:
+            if self.session.modes.functions_off:
                 raise CannotRebuild(
-                    "a block without torch functions", self.session.functions_off[0]
+                    "a block without torch functions", self.session.modes.functions_off[0]
                 )
-            if self.session.open_locks:
-                raise CannotRebuild("a lock that is held", self.session.open_locks[0][1])
+            if self.session.modes.open_locks:
+                raise CannotRebuild("a lock that is held", self.session.modes.open_locks[0][1])
             rebuilder = Rebuilder(vm)
             if returned is not None:
                 end = FrameEnd(returns=rebuilder.recipe(returned))
@@ -376,8 +376,8 @@ class _Attempt:
             vm.note_break(signal)
             self.raises |= any(one.handled is not None for one in vm.frames)
             graph_break = _graph_break(signal)
-            if self.session.error_blocks:
-                if self.session.error_blocks[-1][1]:
+            if self.session.modes.error_blocks:
+                if self.session.modes.error_blocks[-1][1]:
                     raise GraphBreakError(graph_break) from None
                 graph_break = replace(graph_break, allowed=True)
             return _Break(max(frame.steps - 1, self.first_step), graph_break)
@@ -396,7 +396,7 @@ class _Attempt:
         """What the frame does as an error leaves it, see `Way`."""
         if not self.left or isinstance(outcome, _Break):
             return "no"
-        made_before = self.session.draws or self.session.kernel_settings.during
+        made_before = self.session.draws.calls or self.session.effects.kernel_settings.during
         if outcome.rebuilder.outputs or made_before:
             return "no"
         return "effects" if outcome.rebuilder.effects else "nothing"
@@ -405,8 +405,10 @@ class _Attempt:
         """A compiler differentiates a graph for the inputs that require a gradient; if none does
         of those that the graph takes, what only requires_grad_() or `requires_grad=True` makes
         require one would come out without."""
-        made = self.session.made_leaves
-        taken = [v for _, v in self.session.inputs if isinstance(v, TensorValue) and v.node.users]
+        made = self.session.effects.made_leaves
+        taken = [
+            v for _, v in self.session.inputs.entries if isinstance(v, TensorValue) and v.node.users
+        ]
         if not made or any(value.fake.requires_grad for value in taken):
             return
         for node in rebuilder.outputs:
@@ -457,10 +459,13 @@ class _Attempt:
 
     def _guard_code_read(self) -> None:
         """Guard what was read of classes, and the parts of the functions that were inlined."""
-        clauses, held = self.session.clauses, self.session.sources.held
+        clauses, held = self.session.guards.clauses, self.session.sources.held
         by_class: dict[type, list[tuple[str, Any, bool]]] = {}
         for (cls, name), attr in self.vm.class_reads.items():
-            if not cls.__flags__ & _IMMUTABLE_TYPE and id(cls) not in self.session.stand_ins:
+            if (
+                not cls.__flags__ & _IMMUTABLE_TYPE
+                and id(cls) not in self.session.objects.stand_ins
+            ):
                 present = attr is not MISSING
                 if type(attr) in (int, float) and guard_number(self.vm, cls, name):
                     continue
@@ -468,7 +473,7 @@ class _Attempt:
                 by_class.setdefault(cls, []).append(row)
         for cls, rows in by_class.items():
             clauses.append(c.ClassAttrsAre(held(cls), tuple(rows)))
-        asked = self.session.abstract_answers
+        asked = self.session.objects.abstract_answers
         if asked:
             clauses.append(c.AbstractAnswers(tuple((*pair, said) for pair, said in asked.items())))
         for real in self.vm.function_defaults:
@@ -485,19 +490,23 @@ class _Attempt:
         checks = value_checks.finished(self.session, len(nodes))
         nodes += [value.node for value in pending.holds.values()]
         graph.output(tuple(nodes))
-        for graph_input, value in self.session.inputs:
-            if value.node.users or value in self.session.computed:  # sizes may be made of these
+        for graph_input, value in self.session.inputs.entries:
+            if (
+                value.node.users or value in self.session.inputs.computed
+            ):  # sizes may be made of these
                 used.append(graph_input)
             else:
                 graph.erase_node(value.node)
         module = None
         if self.recorder.operations or pending.holds:
             module = self.recorder.module()
-            if self.session.late_found:
-                module.meta[READS] = tuple(self.session.late_found)
-            late = self.session.late_tensors
+            if self.session.late.found:
+                module.meta[READS] = tuple(self.session.late.found)
+            late = self.session.late.tensors
             if late:
-                fakes = {g.name: value.node.meta.get("val") for g, value in self.session.inputs}
+                fakes = {
+                    g.name: value.node.meta.get("val") for g, value in self.session.inputs.entries
+                }
                 module.meta[INPUTS] = share_memory([fakes[g.name] for g in used], late)
                 module.meta[OUTPUTS] = share_memory([n.meta.get("val") for n in nodes], late)
         relate_inputs(
@@ -506,7 +515,7 @@ class _Attempt:
         kept = set(map(id, used))
         tensors = [
             (graph_input, value.fake)
-            for graph_input, value in self.session.inputs
+            for graph_input, value in self.session.inputs.entries
             if id(graph_input) in kept and isinstance(value, TensorValue)
         ]
         if writes(graph, (fake for _, fake in tensors)):
@@ -519,27 +528,27 @@ class _Attempt:
             if len(tensors_only) < len(pairs) and writes_to_inputs(graph, tensors):
                 reason = "a write to an input of a graph that takes numpy arrays, too"
                 raise NotCapturable(_graph_break(GraphBreakSignal(reason, "copy it first")))
-            self.session.clauses.extend(storage_guards(tensors_only))
+            self.session.guards.append(*storage_guards(tensors_only))
         shapes = self.session.shapes
         shapes.check_marks()
         shapes.env.make_input = None
         shapes.env.keep_undecided = False  # what the backend decides is guarded
         self._guard_code_read()
-        self.session.sealed = True
+        self.session.guards.seal()
         return CapturedFrame(
             self.code,
             module,
             tuple(used) if module is not None else (),
-            GuardSet(self.session.clauses),
+            GuardSet(self.session.guards.clauses),
             tuple(rebuilder.effects),
             outcome.end,
             break_,
             shapes.env if shapes.env.hints else None,
-            tuple(self.session.draws),
+            tuple(self.session.draws.calls),
             checks,
             self.session.asked_compiling and self.session.compiling,
             self.way,
-            self.session.kernel_settings.of_graph(),
+            self.session.effects.kernel_settings.of_graph(),
         )
 
 

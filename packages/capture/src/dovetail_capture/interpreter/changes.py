@@ -67,12 +67,15 @@ def _written(vm: Interpreter) -> Any:
     """What was written, and what is to be called for its effect."""
     session = vm.session
     return (
-        dict(session.global_writes),
-        {key: id(write.value) for key, write in session.context_writes.items()},
-        {key: dict(fields.entries) for key, (_, fields) in session.attribute_writes.items()},
-        list(session.iterator_steps),
-        dict(session.kernel_settings.after),
-        (len(session.calls_for_effect), len(session.draws), len(session.locks)),
+        dict(session.effects.global_writes),
+        {key: id(write.value) for key, write in session.effects.context_writes.items()},
+        {
+            key: dict(fields.entries)
+            for key, (_, fields) in session.effects.attribute_writes.items()
+        },
+        list(session.iterators.steps),
+        dict(session.effects.kernel_settings.after),
+        (len(session.effects.calls), len(session.draws.calls), len(session.modes.locks)),
     )
 
 
@@ -80,14 +83,14 @@ def _written(vm: Interpreter) -> Any:
 def no_changes(vm: Interpreter, roots: Iterable[Value], what: str) -> Iterator[None]:
     """A block that breaks the graph, for `what`, if it changes what existed before the frame, or
     what can be reached from `roots`."""
-    values = _reachable([*vm.session.known.values(), *roots])
+    values = _reachable([*vm.session.objects.known.values(), *roots])
     marked = [value for value in values.values() if isinstance(value, _MARKED) and value.mutated]
     for value in marked:
         value.mutated = False
     before = {key: _state(value) for key, value in values.items()}
     written = _written(vm)
     yield
-    found = _reachable(v for v in vm.session.known.values() if id(v) not in values)
+    found = _reachable(v for v in vm.session.objects.known.values() if id(v) not in values)
     changed = any(_state(value) != before[key] for key, value in values.items())
     changed |= any(map(_is_changed, found.values()))
     if changed or _written(vm) != written:

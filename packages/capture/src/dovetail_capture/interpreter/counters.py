@@ -20,7 +20,7 @@ from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 
 def counters(session: Session) -> frozenset[str]:
@@ -28,7 +28,7 @@ def counters(session: Session) -> frozenset[str]:
     guards tie to their values."""
     if session.exports:
         return frozenset()
-    guarded = session.guarded_ints()
+    guarded = session.guards.ints()
     if not guarded:
         return frozenset()
     found = set[str]()
@@ -44,7 +44,7 @@ def counters(session: Session) -> frozenset[str]:
 def _written(session: Session) -> Iterator[tuple[Source, Any]]:
     """What the frame wrote to places that existed before, and these places."""
     sources = session.sources
-    for value in session.known.values():
+    for value in session.objects.known.values():
         if isinstance(value, ObjectValue):
             if value.fields.mutated and value.source is not None:
                 yield from _in_dict(session, value.fields)
@@ -61,19 +61,19 @@ def _written(session: Session) -> Iterator[tuple[Source, Any]]:
                 yield sources.cell(place), value.content
         else:
             yield from _in_container(session, value)
-    for iterator in session.stepped.values():
+    for iterator in session.iterators.stepped.values():
         if type(iterator.real) is itertools.count:
             parts = sources.iterator_part(iterator.origin, "parts")
             yield sources.item(parts, 0), Constant(iterators.parts(iterator.real)[0] + 1)
-    for obj, fields in session.attribute_writes.values():
+    for obj, fields in session.effects.attribute_writes.values():
         holder = sources.held(obj.value)  # type: ignore[attr-defined]
         for name, (_, written) in fields.entries.items():
             yield sources.attr(holder, name), written
             yield sources.instance_attr(holder, name), written
-    for (of, name), written in session.global_writes.items():
-        if session.global_dicts[of] is session.globals_:
+    for (of, name), written in session.effects.global_writes.items():
+        if session.effects.global_dicts[of] is session.globals_:
             yield sources.root("global", name), written
-        yield sources.item(sources.held(session.global_dicts[of]), name), written
+        yield sources.item(sources.held(session.effects.global_dicts[of]), name), written
 
 
 def _in_container(session: Session, value: Any) -> Iterator[tuple[Source, Any]]:

@@ -23,9 +23,9 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 def changes(rebuilder: Rebuilder) -> None:
     """Effects for everything pre-existing that the frame changed."""
     session = rebuilder.vm.session
-    for call in itertools.takewhile(partial(is_said_first, session), session.calls_for_effect):
+    for call in itertools.takewhile(partial(is_said_first, session), session.effects.calls):
         rebuilder.call_for_effect(call)
-    for value in list(session.known.values()):
+    for value in list(session.objects.known.values()):
         if isinstance(value, ListValue) and value.mutated:
             kind = value.cls.__name__ if value.read is None else "grown list"
             target = rebuilder.recipe(value)
@@ -48,22 +48,22 @@ def changes(rebuilder: Rebuilder) -> None:
             for name, attribute in value.attributes.items():
                 change = r.SetAttr(rebuilder.recipe(value), name, rebuilder.recipe(attribute))
                 rebuilder.effects.append(change)
-    for value, fields in session.attribute_writes.values():
+    for value, fields in session.effects.attribute_writes.values():
         for key, item in dicts.items(rebuilder.vm, fields):
             name = rebuilder.vm.as_python(key)
             rebuilder.effects.append(
                 r.SetAttr(rebuilder.recipe(value), name, rebuilder.recipe(item))
             )
-    for (dict_id, name), written in session.global_writes.items():
-        globals_ = r.Const(session.global_dicts[dict_id])
+    for (dict_id, name), written in session.effects.global_writes.items():
+        globals_ = r.Const(session.effects.global_dicts[dict_id])
         content = None if written is None else rebuilder.recipe(written)
         rebuilder.effects.append(r.SetGlobal(globals_, name, content))
-    for write in session.context_writes.values():
+    for write in session.effects.context_writes.values():
         setter = r.GetAttr(rebuilder.recipe(write.variable), "set")
         rebuilder.effects.append(
             r.RunCall(r.CallFunction(setter, (rebuilder.recipe(write.value),)))
         )
-    for call in session.calls_for_effect:
+    for call in session.effects.calls:
         rebuilder.call_for_effect(call)
 
 
@@ -121,7 +121,7 @@ def _left(fields: DictValue, before: dict[str, Any]) -> set[Any]:
 
 def under_locks(rebuilder: Rebuilder) -> None:
     """Take the locks that the frame took before the changes, in its order; release them after."""
-    for lock in reversed(rebuilder.vm.session.locks):
+    for lock in reversed(rebuilder.vm.session.modes.locks):
         rebuilder.effects = [r.UnderLock(rebuilder.recipe(lock), tuple(rebuilder.effects))]
 
 
@@ -129,12 +129,12 @@ def modes(rebuilder: Rebuilder) -> None:
     """Blocks of autocast or inference mode that are open at a break: the graph leaves them,
     what follows is to find them entered, by the block's own context manager; likewise those of
     `error_on_graph_break`."""
-    for mode in reversed(rebuilder.vm.session.open_modes):
+    for mode in reversed(rebuilder.vm.session.modes.open_modes):
         rebuilder.vm.session.recorder.state_change(mode.leave, mode.node)
-    for mode in rebuilder.vm.session.open_modes:
+    for mode in rebuilder.vm.session.modes.open_modes:
         enter = r.GetAttr(rebuilder.recipe(mode.manager), "__enter__")
         rebuilder.effects.append(r.RunCall(r.CallFunction(enter)))
-    for block, _ in rebuilder.vm.session.error_blocks:
+    for block, _ in rebuilder.vm.session.modes.error_blocks:
         enter = r.GetAttr(rebuilder.recipe(block), "__enter__")
         rebuilder.effects.append(r.RunCall(r.CallFunction(enter)))
     _function_modes(rebuilder)
@@ -142,7 +142,10 @@ def modes(rebuilder: Rebuilder) -> None:
 
 def _function_modes(rebuilder: Rebuilder) -> None:
     """Leave torch's stack of function modes as the program does."""
-    before, now = rebuilder.vm.session.first_function_modes, rebuilder.vm.session.function_modes
+    before, now = (
+        rebuilder.vm.session.modes.first_function_modes,
+        rebuilder.vm.session.modes.function_modes,
+    )
     same = 0
     while same < min(len(before), len(now)) and before[same] is now[same]:
         same += 1
@@ -159,10 +162,10 @@ def _function_modes(rebuilder: Rebuilder) -> None:
 def settings(rebuilder: Rebuilder) -> None:
     """Leave torch's settings as the program does: the graph puts them back, so that what
     compiles it finds them as they were."""
-    for setting, value in rebuilder.vm.session.kernel_settings.changed_after():
+    for setting, value in rebuilder.vm.session.effects.kernel_settings.changed_after():
         write = r.Const(setting.in_program or setting.write)
         rebuilder.effects.append(r.RunCall(r.CallFunction(write, (r.Const(value),))))
-    for setting, before in rebuilder.vm.session.settings.items():
+    for setting, before in rebuilder.vm.session.effects.settings.items():
         if setting.obeyed_by_kernels:
             continue
         left = setting.read()

@@ -67,7 +67,7 @@ class Frame:
         instructions = self.decoded.instructions
         while True:
             try:
-                if self.is_top or self.vm.debug or self.vm.session.late_reads is not None:
+                if self.is_top or self.vm.debug or self.vm.session.late.watch is not None:
                     return self._run_watched()
                 while True:
                     inst = instructions[self.next_index]
@@ -85,7 +85,7 @@ class Frame:
         all there is; in debug mode depths are checked."""
         instructions = self.decoded.instructions
         debug = self.vm.debug
-        late = self.vm.session.late_reads
+        late = self.vm.session.late.watch
         while True:
             inst = instructions[self.next_index]
             if self.is_top:

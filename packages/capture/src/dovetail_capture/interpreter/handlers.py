@@ -212,7 +212,7 @@ def _classes(
 
 def _global(vm: Interpreter, name: str, globals_: dict[str, Any]) -> Value | None:
     """The value of a global name; None where there is none."""
-    written = vm.session.global_writes.get((id(globals_), name))
+    written = vm.session.effects.global_writes.get((id(globals_), name))
     if written is None and name not in globals_ and not hasattr(builtins, name):
         return None
     return global_value(vm, globals_, name)
@@ -266,7 +266,7 @@ def _grade_of_generator(vm: Interpreter, generator: Value) -> str:
     if not isinstance(real, types.GeneratorType) or generator.source is None:
         return "caught"
     code, sources = real.gi_code, vm.session.sources
-    vm.session.pin(sources.attr(generator.source, "gi_code"), code)
+    vm.session.guards.pin(sources.attr(generator.source, "gi_code"), code)
     decoded, globals_ = vm.decode(code), real.gi_frame.f_globals if real.gi_frame else {}
     found = ""
     for one in decoded.instructions:  # (another one of this code may wait at another `yield`)

@@ -19,7 +19,7 @@ from dovetail_guards.source import (
 )
 
 from dovetail_capture.captured_frame import GraphInput
-from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
@@ -35,8 +35,8 @@ def relate_inputs(session: Session, inputs: list[GraphInput]) -> None:
             i.source.base if isinstance(i.source, (ArraySource, PlainSource)) else i.source
             for i in inputs
         ]
-        session.clauses.append(c.DistinctObjects(tuple(sources)))
-    changed = [value for value in session.known.values() if _is_changed(value)]
+        session.guards.append(c.DistinctObjects(tuple(sources)))
+    changed = [value for value in session.objects.known.values() if _is_changed(value)]
     _relate_iterators(session)
     _relate_dictionaries(session)
     _relate_keys(session)
@@ -45,34 +45,34 @@ def relate_inputs(session: Session, inputs: list[GraphInput]) -> None:
         # A change to one of them must not be a change to another.
         sources = [
             value.source
-            for value in session.known.values()
+            for value in session.objects.known.values()
             if value.python_type() is cls
             and value.source is not None
             and not isinstance(value.source, (ObjectSource, ClosureCellSource))
             and not getattr(value, "pinned", False)
         ]
         if len(sources) > 1:
-            session.clauses.append(c.DistinctObjects(tuple(sources)))
+            session.guards.append(c.DistinctObjects(tuple(sources)))
 
 
 def _relate_iterators(session: Session) -> None:
     """What iterators go through is none of what the frame changes, unless it is now: only then
     do they still give what they were seen to have left."""
-    for iterator in session.stepped.values():
+    for iterator in session.iterators.stepped.values():
         container = over(iterator.real)
         if container is None:
             continue
         place = session.sources.iterator_part(iterator.origin, "over")
         for changed, source in _changed_places(session, isinstance(container, dict)):
             if changed != id(container):
-                session.distinct(place, source)
+                session.guards.distinct(place, source)
 
 
 def _relate_dictionaries(session: Session) -> None:
     """A dictionary that was passed is no object's `__dict__`, unless it is now: a change to
     one of both would be a change to the other."""
-    holders = [fields.holder for fields in session.instance_dicts.values()]
-    for value in session.known.values():
+    holders = [fields.holder for fields in session.objects.instance_dicts.values()]
+    for value in session.objects.known.values():
         if not _is_passed_dict(value) or is_of_keywords(value.source, session.code):
             continue
         others: list[Source] = []
@@ -84,16 +84,18 @@ def _relate_dictionaries(session: Session) -> None:
                 attributes = object.__getattribute__(holder.real, "__dict__")
                 others.append(session.sources.held(attributes))
             else:
-                session.distinct(value.source, session.sources.attr(holder.source, "__dict__"))
+                session.guards.distinct(
+                    value.source, session.sources.attr(holder.source, "__dict__")
+                )
         if others and value.source is not None:
-            session.clauses.append(c.DistinctObjects((value.source, *others)))
+            session.guards.append(c.DistinctObjects((value.source, *others)))
 
 
 def _relate_namespaces(session: Session) -> None:
     """Objects of a class that looks after `__dict__` itself may have one in common: those of which
     the frame changes attributes have not, unless they have now."""
     by_class: dict[type, list[ObjectValue]] = {}
-    for fields in session.instance_dicts.values():
+    for fields in session.objects.instance_dicts.values():
         if isinstance(fields.holder, ObjectValue):
             by_class.setdefault(fields.holder.cls, []).append(fields.holder)
     for cls, holders in by_class.items():
@@ -105,7 +107,7 @@ def _relate_namespaces(session: Session) -> None:
             and _names_namespaces(cls)
         ):
             places = [_namespace(session, holder) for holder in holders]
-            session.clauses.append(c.DistinctObjects(tuple(places)))
+            session.guards.append(c.DistinctObjects(tuple(places)))
 
 
 def _names_namespaces(cls: type) -> bool:
@@ -128,15 +130,17 @@ def _namespace(session: Session, holder: ObjectValue) -> Source:
 def _relate_keys(session: Session) -> None:
     """Guard that objects which a dictionary or set took for different ones stay different."""
     keys: dict[type, list[Value]] = {}
-    for value in session.known.values():
-        if getattr(value, "hashed", False) and session.can_relate(value.source, value.source):
+    for value in session.objects.known.values():
+        if getattr(value, "hashed", False) and session.guards.can_relate(
+            value.source, value.source
+        ):
             keys.setdefault(value.python_type(), []).append(value)
     for values in keys.values():
         if all(getattr(value, "pinned", False) for value in values):
             continue  # each is a very object
         sources = tuple(value.source for value in values if value.source is not None)
         if len(sources) > 1:
-            session.clauses.append(c.DistinctObjects(sources))
+            session.guards.append(c.DistinctObjects(sources))
 
 
 def is_of_keywords(source: Source | None, code: CodeType) -> bool:
@@ -151,7 +155,7 @@ def is_of_keywords(source: Source | None, code: CodeType) -> bool:
 def _changed_places(session: Session, namespaces: bool) -> Iterator[tuple[int, Source | None]]:
     """The ids and sources of what existed before and has changed: containers, and with
     `namespaces` what holds attributes and globals."""
-    for key, value in session.known.items():
+    for key, value in session.objects.known.items():
         if not _is_changed(value):
             continue
         yield key, value.source
@@ -160,7 +164,7 @@ def _changed_places(session: Session, namespaces: bool) -> Iterator[tuple[int, S
             held = object.__getattribute__(value.real, "__dict__")
             yield id(held), session.sources.attr(value.source, "__dict__")
     if namespaces:
-        for globals_ in session.global_dicts.values():
+        for globals_ in session.effects.global_dicts.values():
             yield id(globals_), session.sources.held(globals_)
 
 
@@ -192,16 +196,16 @@ def _attributes_changed(value: Value) -> TypeGuard[ObjectValue]:
 
 def changed_container(session: Session, container: Any) -> bool:
     """Has the frame changed this container, which existed before?"""
-    known = session.known.get(id(container))
+    known = session.objects.known.get(id(container))
     if known is not None and _is_changed(known):
         return True
     if not isinstance(container, dict):
         return False
-    if session.attribute_writes or any(
-        globals_ is container for globals_ in session.global_dicts.values()
+    if session.effects.attribute_writes or any(
+        globals_ is container for globals_ in session.effects.global_dicts.values()
     ):
         return True
     return any(
         _attributes_changed(value) and object.__getattribute__(value.real, "__dict__") is container
-        for value in session.known.values()
+        for value in session.objects.known.values()
     )

@@ -74,7 +74,7 @@ def replay_steps(rebuilder: Rebuilder) -> None:
     """The steps of iterators that existed before come first: no change is seen by them."""
     rebuilder.effects[:0] = [
         r.RunCall(r.CallFunction(r.Const(rebuild.advance), (rebuilder.recipe(it), r.Const(count))))
-        for it, count in rebuilder.vm.session.iterator_steps
+        for it, count in rebuilder.vm.session.iterators.steps
     ]
 
 

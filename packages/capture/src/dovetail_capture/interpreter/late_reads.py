@@ -264,13 +264,13 @@ def share_memory(values: Iterable[Any], tensors: Iterable[Value]) -> list[int]:
 def watching(vm: Interpreter, what: str, way: str) -> Iterator[LateReads]:
     """A block that breaks the graph if it reads what may change."""
     session = vm.session
-    before = vm.global_values, vm.class_attribute_values, session.late_reads
+    before = vm.global_values, vm.class_attribute_values, session.late.watch
     vm.global_values, vm.class_attribute_values = {}, {}
-    session.late_reads = found = LateReads(vm, what, way)
+    session.late.watch = found = LateReads(vm, what, way)
     try:
         yield found
     finally:
-        vm.global_values, vm.class_attribute_values, session.late_reads = before
+        vm.global_values, vm.class_attribute_values, session.late.watch = before
 
 
 __all__ = ["LASTING", "NUMBERS", "LateReads", "share_memory", "state_of", "watching"]

@@ -37,7 +37,7 @@ from dovetail_capture.interpreter.protocols import (
     subscripts,
     truth_and_length,
 )
-from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.checks import TruthOf
@@ -54,6 +54,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.options import CaptureOptions
 
 _DECODED: dict[int, tuple[weakref.ref[CodeType], bytecode.DecodedCode]] = {}
 MAX_DEPTH = 150
@@ -70,7 +71,7 @@ class Interpreter:
     new_handlers = library.NEW_HANDLERS
     pure_classes = library.PURE_CLASSES
 
-    def __init__(self, session: Session, options: Any, debug: bool = False) -> None:
+    def __init__(self, session: Session, options: CaptureOptions, debug: bool = False) -> None:
         self.session = session
         self.options = options
         # An interpreted call takes several of the interpreter's own.
@@ -113,7 +114,7 @@ class Interpreter:
         known = self.class_attribute_values.get(key)
         if known is None:
             sources = self.session.sources
-            made_here = id(owner) in self.session.stand_ins
+            made_here = id(owner) in self.session.objects.stand_ins
             if owner.__module__ == "builtins" or callable(attr) or made_here:
                 known = self.held(attr)
             else:
@@ -260,8 +261,8 @@ class Interpreter:
 
     def resolve_cell(self, cell: CellValue) -> Value:
         """The content of a cell that is not empty."""
-        if self.session.late_reads is not None:
-            self.session.late_reads.cell(cell, str(self.frames[-1].current.argval))
+        if self.session.late.watch is not None:
+            self.session.late.watch.cell(cell, str(self.frames[-1].current.argval))
         content = cell.content
         if content.__class__ is Lazy:
             content = cell.content = self.wrap(content.real, content.source)
@@ -269,8 +270,7 @@ class Interpreter:
 
     def set_global(self, globals_: dict[str, Any], name: str, value: Value | None) -> None:
         """Write a global (recorded; replayed as an effect)."""
-        self.session.global_dicts[id(globals_)] = globals_
-        self.session.global_writes[id(globals_), name] = value
+        self.session.effects.write_global(globals_, name, value)
 
     # --- tensor operations and folding ---------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Interpreter:
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
                 self.look_into(value)
-        if self.session.function_modes or self.session.own_functions:
+        if self.session.modes.function_modes or self.session.modes.own_functions:
             function = getattr(torch.Tensor, target) if kind == "call_method" else target
             kwargs = dict(kwargs)
             answer = library.through_modes(self, function, args, kwargs)
@@ -313,7 +313,7 @@ class Interpreter:
             return answer
         asked = kwargs.get("requires_grad")
         if asked is not None and isinstance(result, TensorValue) and result.fake.requires_grad:
-            self.session.made_leaves[id(result)] = self.frames[0].steps
+            self.session.effects.make_leaf(result, self.frames[0].steps)
         return result
 
     def look_into(self, value: Value) -> None:
@@ -332,7 +332,7 @@ class Interpreter:
     def answer_of_modes(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
         """What the program's function modes make of an operation that has a handler; None if
         there are none, or none does anything."""
-        asks = self.session.function_modes or self.session.own_functions
+        asks = self.session.modes.function_modes or self.session.modes.own_functions
         if not asks or not library.is_operation(fn):
             return None
         return library.through_modes(self, fn, args, kwargs)
@@ -345,7 +345,7 @@ class Interpreter:
 
     def tensor_property(self, obj: TensorValue, name: str) -> Value:
         """A C attribute of a tensor: metadata is folded, tensors are recorded."""
-        if self.session.function_modes or self.session.own_functions:
+        if self.session.modes.function_modes or self.session.modes.own_functions:
             answer = library.through_modes(self, operator.attrgetter(name), [obj], {})
             if answer is not None:
                 return answer

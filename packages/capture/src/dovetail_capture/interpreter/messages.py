@@ -23,7 +23,8 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-    from dovetail_capture.interpreter.session import CallForEffect, Session
+    from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
+from dovetail_capture.interpreter.session.session import Session
 
 _OF_LOGGING = (logging.Filterer, logging.Formatter, logging.Manager)
 FILTERS_CHANGED: Any = getattr(warnings, "_filters_mutated", None)  # forgets what was decided
@@ -54,8 +55,8 @@ def defer(vm: Interpreter, function: Any, args: list[Value], kwargs: dict[str, V
     """Let a call whose only effect is a message be made after the graph, in order."""
     session = vm.session
     call: CallForEffect = (function, list(args), dict(kwargs))
-    session.calls_for_effect.append(call)
-    session.messages.append(Message(call, vm.frames[0].steps, _seen_by(session, call)))
+    session.effects.calls.append(call)
+    session.effects.messages.append(Message(call, vm.frames[0].steps, _seen_by(session, call)))
 
 
 def is_said_first(session: Session, call: CallForEffect) -> bool:
@@ -65,7 +66,7 @@ def is_said_first(session: Session, call: CallForEffect) -> bool:
     plain = all(isinstance(value, Constant) for value in (*args, *kwargs.values()))
     if function is not warnings.warn or not plain:
         return False
-    return any(other is FILTERS_CHANGED for other, _, _ in session.calls_for_effect)
+    return any(other is FILTERS_CHANGED for other, _, _ in session.effects.calls)
 
 
 def _seen_by(session: Session, call: CallForEffect) -> dict[int, tuple[Value, Any]]:
@@ -73,7 +74,7 @@ def _seen_by(session: Session, call: CallForEffect) -> dict[int, tuple[Value, An
     function, args, kwargs = call
     pending: list[Any] = [*args, *kwargs.values()]
     if function is not warnings.warn:
-        known = session.known.values()
+        known = session.objects.known.values()
         pending += [
             v for v in known if isinstance(v, ObjectValue) and issubclass(v.cls, _OF_LOGGING)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from dovetail_guards.torch_state import READERS
 
-from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.session.session import Session
 
 
 def _is_of_numpy(real: Any) -> bool:
@@ -36,5 +36,5 @@ def note(session: Session) -> bool:
     """Guard whether NumPy raises or calls something at floating-point errors. Does it?"""
     reader: Callable[[], tuple[str, ...]] = READERS["numpy_errors"]
     errors = reader()
-    session.guard_state("numpy_errors", errors)
+    session.guards.state("numpy_errors", errors)
     return bool(errors)

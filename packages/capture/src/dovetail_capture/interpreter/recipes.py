@@ -29,7 +29,7 @@ from dovetail_capture.interpreter.late_reads import state_of
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.object_recipes import object_recipe
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.session import CallForEffect
+from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -109,7 +109,7 @@ class Rebuilder:
         return new
 
     def _fetch_lazy(self, item: Lazy) -> r.Recipe:
-        known = self.vm.session.known.get(id(item.real))
+        known = self.vm.session.objects.known.get(id(item.real))
         if known is not None and known.source is item.source:
             return self.recipe(known)
         made = self._made.get(id(item.source))
@@ -121,13 +121,13 @@ class Rebuilder:
 
     def check_lasts(self, real: Any) -> None:
         """Refuse a class that was made for this capture only, and what belongs to it."""
-        born = self.vm.session.stand_ins.get(id(real))
+        born = self.vm.session.objects.stand_ins.get(id(real))
         if born is not None:
             name = getattr(real, "__qualname__", type(real).__name__)
             raise CannotRebuild(f"{name}, made in the frame,", born)
 
     def _check_source(self, source: Source) -> None:
-        if self.vm.session.stand_ins:
+        if self.vm.session.objects.stand_ins:
             while not isinstance(source, ObjectSource):
                 base = getattr(source, "base", None)
                 if base is None:
@@ -196,7 +196,7 @@ class Rebuilder:
         while (base := getattr(source, "base", None)) is not None:
             if isinstance(source, (AttrSource, InstanceAttrSource)):
                 if not self._holders:
-                    known = self.vm.session.known.values()
+                    known = self.vm.session.objects.known.values()
                     self._holders = {id(value.source): value for value in known}
                 holder = self._holders.get(id(base))
                 if holder is None or holder.python_type().__getattribute__ not in _PLAIN_READS:
@@ -265,7 +265,7 @@ class Rebuilder:
 
     def call_for_effect(self, wanted: CallForEffect) -> r.Recipe:
         """What a call gives that the frame makes for its effect; it is made behind those before."""
-        for call in self.vm.session.calls_for_effect:
+        for call in self.vm.session.effects.calls:
             if id(call) not in self._called:
                 function, args, kwargs = call
                 self._calls = True
@@ -282,35 +282,35 @@ class Rebuilder:
 
     def check_caches(self) -> None:
         """What a cache keeps stays inside, and as it was made."""
-        for kept in self.vm.session.cached_calls.values():
+        for kept in self.vm.session.objects.cached_calls.values():
             cached_calls.check(kept, self._made)
 
     def check_hooks(self) -> None:
         """What a hook closes over is, when it runs, what it was when it was captured."""
-        for hooked in self.vm.session.hooks:
+        for hooked in self.vm.session.effects.hooks:
             for cell, content in hooked.cells:
                 if cell.content is not content or id(cell) in self._made:
                     hooked.refuse("a variable that a hook closes over")
-            inputs = [getattr(value, "fake", None) for _, value in self.vm.session.inputs]
+            inputs = [getattr(value, "fake", None) for _, value in self.vm.session.inputs.entries]
             outputs = [node.meta.get("val") for node in self.outputs]
             if hooked.takes_what_changes(inputs, outputs):
                 hooked.refuse("a tensor that a hook closes over, and which may be written to,")
 
     def check_late_reads(self) -> None:
         """What a backward reads is, when it runs, what it was when it was captured."""
-        for state in self.vm.session.late_states:
+        for state in self.vm.session.late.states:
             state.check(self._made, state_of)
 
     def check_messages(self) -> None:
         """What a message shows is, when it is written, what it was when the program wrote it."""
-        for message in self.vm.session.messages:
+        for message in self.vm.session.effects.messages:
             message.check(self.vm.session)
 
     def check_copied_views(self) -> None:
         """What stands for a view of a NumPy array shows what the array holds."""
-        outside = [getattr(value, "fake", None) for _, value in self.vm.session.inputs]
+        outside = [getattr(value, "fake", None) for _, value in self.vm.session.inputs.entries]
         outside += [node.meta.get("val") for node in self.outputs]
-        for copied in self.vm.session.copied_views:
+        for copied in self.vm.session.effects.copied_views:
             copied.check(outside)
 
     def _native_method(self, item: NativeMethod) -> r.Recipe:
@@ -335,10 +335,10 @@ class Rebuilder:
             raise InnerTensor
         if item.cls is torch.nn.Parameter:
             return self._leaf(item, torch.nn.Parameter)
-        for hooked in self.vm.session.hooks:
+        for hooked in self.vm.session.effects.hooks:
             if hooked.tensor is item:
                 hooked.refuse(hooked.kind)
-        if id(item) in self.vm.session.made_leaves:
+        if id(item) in self.vm.session.effects.made_leaves:
             return self._leaf(item, torch.Tensor.requires_grad_)
         position = self._positions.get(item.node)
         if position is None:
@@ -363,11 +363,11 @@ class Rebuilder:
         leaf."""
         wanted = item.fake.requires_grad
         if wanted:
-            nodes = [item.node, *self.vm.session.left_nodes.get(id(item), ())]
+            nodes = [item.node, *self.vm.session.effects.left_nodes.get(id(item), ())]
             for user in (user for node in nodes for user in node.users):
                 made = pytree.tree_leaves(user.meta.get("val"))
                 if any(_needs_gradient(part) and part is not item.fake for part in made):
-                    born = self.vm.session.made_leaves[id(item)]
+                    born = self.vm.session.effects.made_leaves[id(item)]
                     raise CannotRebuild("a leaf made here, and what is computed with it", born)
         recorder = self.vm.session.recorder
         node = recorder.graph.call_method("detach", (item.node,))
@@ -412,7 +412,12 @@ class Rebuilder:
             if monomial:
                 ((atom, power), *others) = monomial
                 source = session.shapes.env.sources.get(atom.name)
-                if others or power != 1 or atom.kind != "sym" or source not in session.numbers:
+                if (
+                    others
+                    or power != 1
+                    or atom.kind != "sym"
+                    or source not in session.inputs.numbers
+                ):
                     return None
                 part = r.Fetch(source)
                 if factor != 1:

@@ -14,18 +14,19 @@ from dovetail_prims.from_real import StrideSymbol
 
 from dovetail_capture.dim_marks import Bounds, marks_of
 from dovetail_capture.errors import CaptureError
+from dovetail_capture.options import CaptureOptions
 
 
 class InputShapes:
     """Makes the sizes of inputs, numbers or symbols, and keeps the symbols' `ShapeEnv`."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: CaptureOptions) -> None:
         self.env = ShapeEnv(locate=False)
-        self.dynamic: bool | None = getattr(options, "dynamic", None)
-        self.static: bool = getattr(options, "static_graphs", False)
-        self.exports: bool = getattr(options, "exports", False)
-        self.plain_floats: bool = self.static or getattr(options, "plain_floats", False)
-        self.changed: frozenset[tuple[str, int]] = getattr(options, "dynamic_sizes", frozenset())
+        self.dynamic = options.dynamic
+        self.static = options.static_graphs
+        self.exports = options.exports
+        self.plain_floats = self.static or options.plain_floats
+        self.changed = options.dynamic_sizes
         self.changed_names = frozenset(name for name, _ in self.changed)
         self.counters: frozenset[str] = (
             frozenset()

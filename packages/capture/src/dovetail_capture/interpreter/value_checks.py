@@ -42,7 +42,7 @@ from dovetail_capture.interpreter.written_inputs import can_run_again, written_i
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 
 def truth_of(vm: Interpreter, value: Value) -> TruthOf | None:
@@ -101,7 +101,7 @@ def take(vm: Interpreter, conditions: Sequence[tuple[Value, bool]]) -> bool:
             return False
         holds = one if holds is None else recorder.aside(torch.logical_or, [holds, one])
     assert holds is not None
-    session.guard_state("function_transforms", False)
+    session.guards.state("function_transforms", False)
     device, pending = holds.fake.device, session.checks
     known = pending.holds.get(device)
     if known is not None:
@@ -219,7 +219,11 @@ def _must_run(session: Session) -> tuple[str, ...]:
 
 def _is_watched(session: Session) -> bool:
     """Would somebody see that the check is read, or not be able to read it?"""
-    modes = session.function_modes or session.first_function_modes or session.functions_off
+    modes = (
+        session.modes.function_modes
+        or session.modes.first_function_modes
+        or session.modes.functions_off
+    )
     return bool(modes) or bool(READERS["function_transforms"]())
 
 
@@ -233,7 +237,7 @@ def finished(session: Session, first: int) -> ValueChecks | None:
         raising = ""
     if not (pending.holds or stated or raising) or not may_run_again(session):
         return None
-    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
+    inputs = [value for _, value in session.inputs.entries if isinstance(value, TensorValue)]
     used = {value.fake.device for value in inputs} | pending.holds.keys()
     devices = {str(device) for device in used if device.type != "meta"}  # which draws nothing
     return ValueChecks(
@@ -257,7 +261,7 @@ def cannot_check(session: Session) -> bool:
 
 def may_run_again(session: Session) -> bool:
     """Would a second run of the frame, after its graph has run, find all as it was?"""
-    if session.draws or session.kernel_settings.during or session.exports:
+    if session.draws.calls or session.effects.kernel_settings.during or session.exports:
         return False
     return can_run_again(session)
 

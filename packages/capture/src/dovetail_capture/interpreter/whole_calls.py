@@ -155,7 +155,7 @@ class _TakenApart:
     def _module(self, value: ObjectValue, module: torch.nn.Module) -> Build:
         """A module, with its parameters and buffers: they are inputs of the node."""
         assert value.source is not None
-        self.vm.session.pin(value.source, module)
+        self.vm.session.guards.pin(value.source, module)
         names = [
             name
             for found in (module.named_parameters, module.named_buffers)

@@ -34,7 +34,7 @@ from dovetail_capture.interpreter.known_types import (
     is_fixed_member,
     is_numpy,
 )
-from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import (
     FEW_KERNELS,
@@ -72,14 +72,14 @@ V = TypeVar("V", bound=Value)
 def wrap(session: Session, real: Any, source: Source) -> Value:
     """The value of a pre-existing object."""
     cls = type(real)
-    wrapper = _WRAPPERS.get(cls) or session.wrappers.get(cls)
+    wrapper = _WRAPPERS.get(cls) or session.objects.wrappers.get(cls)
     if wrapper is None:
         wrapper = _wrapper_for(real, cls)
         if real.__class__ is cls:  # another object may say something else of its class
-            session.wrappers[cls] = wrapper
+            session.objects.wrappers[cls] = wrapper
     value = wrapper(session, real, source)
-    if session.late_reads is not None:
-        session.late_reads.note(real, source, value)
+    if session.late.watch is not None:
+        session.late.watch.note(real, source, value)
     return value
 
 
@@ -112,22 +112,21 @@ def _tensor(session: Session, real: torch.Tensor, source: Source) -> Value:
     object: what is done with it breaks the graph, where it is done."""
     own = type(real) not in (torch.Tensor, torch.nn.Parameter)
     if own or (real.layout is torch.strided and not real.is_quantized):
-        return session.tensor_input(real, source)
+        return session.inputs.tensor(real, source)
     for name in ("layout", "dtype"):  # for one that a graph can have, another version is compiled
-        session.guard(c.ConstantIs, session.sources.attr(source, name), getattr(real, name))
+        session.guards.add(c.ConstantIs, session.sources.attr(source, name), getattr(real, name))
     return _object(session, real, source)
 
 
 def _equality(session: Session, real: Any, source: Source) -> Value:
-    return session.constant(real, source)
+    return session.inputs.constant(real, source)
 
 
 def _identity(session: Session, real: Any, source: Source) -> Value:
-    session.pin(source, real)
-    known = session.known.get(id(real))
+    session.guards.pin(source, real)
+    known = session.objects.known.get(id(real))
     if known is None:
-        known = session.known[id(real)] = Constant(real, source)
-        session.keep_alive.append(real)
+        known = session.objects.bind(real, Constant(real, source))
     return known
 
 
@@ -147,7 +146,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
     in another call; any other by its identity."""
     code = real.__code__
     plain = not real.__dict__ and real.__qualname__ == code.co_qualname and not is_marked(real)
-    is_anew = _is_passed(source) or session.is_replaced(source)
+    is_anew = _is_passed(source) or session.inputs.is_replaced(source)
     if "<locals>" not in code.co_qualname or not plain or not is_anew:
         return _identity(session, real, source)
     known = _known(session, real, source)
@@ -155,25 +154,25 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
         return known
     sources = session.sources
     _guard_type(session, real, source)
-    session.pin(sources.attr(source, "__code__"), code)
-    session.pin(sources.attr(source, "__globals__"), real.__globals__)
-    session.guard(c.LengthIs, sources.attr(source, "__dict__"), 0)
+    session.guards.pin(sources.attr(source, "__code__"), code)
+    session.guards.pin(sources.attr(source, "__globals__"), real.__globals__)
+    session.guards.add(c.LengthIs, sources.attr(source, "__dict__"), 0)
     value = FunctionValue(code, real.__globals__)
     value.source = source
     value.name = real.__name__
     value.given = real
     if real.__defaults__ is None:
-        session.guard(c.ConstantIs, sources.attr(source, "__defaults__"), None)
+        session.guards.add(c.ConstantIs, sources.attr(source, "__defaults__"), None)
     else:
         base = sources.attr(source, "__defaults__")
-        session.guard(c.LengthIs, base, len(real.__defaults__))
+        session.guards.add(c.LengthIs, base, len(real.__defaults__))
         value.defaults = tuple(
             Lazy(item, sources.item(base, index))  # type: ignore[misc]
             for index, item in enumerate(real.__defaults__)
         )
     base = sources.attr(source, "__kwdefaults__")
     if real.__kwdefaults__ is None:
-        session.guard(c.ConstantIs, base, None)
+        session.guards.add(c.ConstantIs, base, None)
     else:
         value.kwdefaults = wrap(session, real.__kwdefaults__, base)  # type: ignore[assignment]
     base = sources.attr(source, "__closure__")
@@ -189,7 +188,7 @@ def _generator(session: Session, real: torch.Generator, source: Source) -> Value
     its device."""
     if not _is_passed(source):
         return _identity(session, real, source)
-    session.guard(c.ConstantIs, session.sources.attr(source, "device"), real.device)
+    session.guards.add(c.ConstantIs, session.sources.attr(source, "device"), real.device)
     return _object(session, real, source)
 
 
@@ -207,7 +206,7 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
         return _identity(session, real, source)
     sources = session.sources
     _guard_type(session, real, source)
-    session.guard(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
+    session.guards.add(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
     bound = wrap(session, receiver, sources.attr(source, "__self__"))
     value = NativeMethod(descriptor, bound, real.__name__)
     value.source = source
@@ -225,11 +224,11 @@ def _array(session: Session, real: Any, source: Source) -> Value:
     if tensor is None:
         for path in ("dtype.str", "strides", "flags.writeable"):
             place = session.sources.attrs(source, path)
-            session.guard(c.ConstantIs, place, attrgetter(path)(real))
+            session.guards.add(c.ConstantIs, place, attrgetter(path)(real))
         return _object(session, real, source)
     for path, expected in array_parts(real):
-        session.guard(c.ConstantIs, session.sources.attrs(source, path), expected)
-    value = ArrayValue(session.array_input(tensor, ArraySource(source)), type(real), source)
+        session.guards.add(c.ConstantIs, session.sources.attrs(source, path), expected)
+    value = ArrayValue(session.inputs.array(tensor, ArraySource(source)), type(real), source)
     return _remember(session, real, value)
 
 
@@ -246,27 +245,25 @@ def _tensor_over(real: Any) -> torch.Tensor | None:
 
 def _known(session: Session, real: Any, source: Source) -> Value | None:
     """The value already made for this object, reached now by another source."""
-    known = session.known.get(id(real))
+    known = session.objects.known.get(id(real))
     if known is not None and known.source is not None:
-        session.same(known.source, source)
+        session.guards.same(known.source, source)
     return known
 
 
 def _remember(session: Session, real: Any, value: V) -> V:
-    session.known[id(real)] = value
-    session.keep_alive.append(real)
-    return value
+    return session.objects.bind(real, value)
 
 
 def _guard_type(session: Session, real: Any, source: Source) -> None:
     if type(source) is not ObjectSource:
-        session.guard(c.TypeIs, source, type(real))
+        session.guards.add(c.TypeIs, source, type(real))
 
 
 def _tuple(session: Session, real: Any, source: Source) -> Value:
     if type(source) is not ObjectSource:
-        session.guard(c.TypeIs, source, type(real))
-        session.guard(c.LengthIs, source, len(real))
+        session.guards.add(c.TypeIs, source, type(real))
+        session.guards.add(c.LengthIs, source, len(real))
     known = _known(session, real, source) if real else None
     if known is not None:
         return known
@@ -286,7 +283,7 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     _guard_type(session, real, source)
 
     def read() -> list[Any]:
-        session.guard(c.LengthIs, source, len(real))
+        session.guards.add(c.LengthIs, source, len(real))
         item = session.sources.item
         return [Lazy(child, item(source, index)) for index, child in enumerate(real)]
 
@@ -295,15 +292,15 @@ def _list(session: Session, real: Any, source: Source) -> Value:
     else:
         value = ListValue(read(), type(real), source)
         value.maxlen = real.maxlen
-        session.guard(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
+        session.guards.add(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
     return _remember(session, real, value)
 
 
 def _dict(session: Session, real: Any, source: Source) -> Value:
-    fields = session.instance_dicts.get(id(real))
+    fields = session.objects.instance_dicts.get(id(real))
     if fields is not None:
         assert fields.holder is not None and fields.holder.source is not None
-        session.same(session.sources.attr(fields.holder.source, "__dict__"), source)
+        session.guards.same(session.sources.attr(fields.holder.source, "__dict__"), source)
         return fields
     known = _known(session, real, source)
     if known is not None:
@@ -326,7 +323,7 @@ def _set(session: Session, real: Any, source: Source) -> Value:
     if not all(is_fixed_member(item) for item in real):
         return _object(session, real, source)  # what is done with it breaks the graph
     if type(source) is not ObjectSource:
-        session.guard(c.TypeIs, source, type(real))
+        session.guards.add(c.TypeIs, source, type(real))
         _guard_order(session, real, source)
     members = [Constant(item) for item in real]
     value = SetValue(members, type(real), source, copied=frozenset(real))
@@ -336,7 +333,7 @@ def _set(session: Session, real: Any, source: Source) -> Value:
 def _guard_order(session: Session, real: Any, source: Source) -> None:
     """Guard the members of a set, in the order in which it gives them."""
     place = session.sources.iterator_part(source, "order")
-    session.guard(c.ConstantIs, place, iterators.order(real))
+    session.guards.add(c.ConstantIs, place, iterators.order(real))
 
 
 def _slice(session: Session, real: Any, source: Source) -> Value:
@@ -358,11 +355,11 @@ def _method(session: Session, real: Any, source: Source) -> Value:
 
 
 def _cell(session: Session, real: Any, source: Source) -> Value:
-    known = session.known.get(id(real))
+    known = session.objects.known.get(id(real))
     if isinstance(known, CellValue):
         # Guards cannot speak of the frame's own cells, only of their contents.
         if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
-            session.same(known.content.source, session.sources.cell(source))
+            session.guards.same(known.content.source, session.sources.cell(source))
         return known
     return _remember(session, real, cell_value(session, real, source))
 
@@ -379,12 +376,16 @@ def cell_value(
 
 
 def _object(session: Session, real: Any, source: Source) -> Value:
-    known = session.known.get(id(real))
+    known = session.objects.known.get(id(real))
     if known is not None and known.source is not None:
-        if isinstance(known, ObjectValue) and known.pinned and not session.is_replaced(source):
-            session.pin(source, real)
+        if (
+            isinstance(known, ObjectValue)
+            and known.pinned
+            and not session.inputs.is_replaced(source)
+        ):
+            session.guards.pin(source, real)
         else:
-            session.same(known.source, source)
+            session.guards.same(known.source, source)
         return known
     cls = type(real)
     if isinstance(real, threading.local):
@@ -397,30 +398,29 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     value = ObjectValue(cls, real, source)
     if type(source) is ObjectSource:
         value.pinned = True
-    elif isinstance(real, torch.nn.Module) and not session.is_replaced(source):
-        session.pin(source, real)
-        session.guard(c.TypeIs, source, cls)
+    elif isinstance(real, torch.nn.Module) and not session.inputs.is_replaced(source):
+        session.guards.pin(source, real)
+        session.guards.add(c.TypeIs, source, cls)
         value.pinned = True
     else:
-        session.guard(c.TypeIs, source, cls)
+        session.guards.add(c.TypeIs, source, cls)
     try:
         attributes = value.fields.origin = object.__getattribute__(real, "__dict__")
     except AttributeError:
         value.fields.origin = None
     else:
-        seen = session.known.get(id(attributes))
-        shared = session.instance_dicts.get(id(attributes))
+        seen = session.objects.known.get(id(attributes))
+        shared = session.objects.instance_dicts.get(id(attributes))
         place = session.sources.attr
         if isinstance(seen, DictValue) and seen.source is not None:  # by another way
-            session.same(seen.source, place(source, "__dict__"))
+            session.guards.same(seen.source, place(source, "__dict__"))
             value.fields = seen
         elif shared is not None:  # by another object, of which it is the dictionary, too
             assert shared.holder is not None and shared.holder.source is not None
-            session.same(place(shared.holder.source, "__dict__"), place(source, "__dict__"))
+            session.guards.same(place(shared.holder.source, "__dict__"), place(source, "__dict__"))
             value.fields = shared
         else:
-            session.instance_dicts[id(attributes)] = value.fields
-            session.keep_alive.append(attributes)
+            session.objects.bind_instance_dict(attributes, value.fields)
     if issubclass(cls, _CONTAINERS):
         base = next(base for base in _CONTAINERS if issubclass(cls, base))
         value.native = _native_part(session, real, source, base)
@@ -429,8 +429,8 @@ def _object(session: Session, real: Any, source: Source) -> Value:
 
 def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
     """Its identity says which mapping it shows; what is read of that is guarded there."""
-    session.pin(source, real)
-    known = session.known.get(id(real))
+    session.guards.pin(source, real)
+    known = session.objects.known.get(id(real))
     if known is None:
         known = _remember(session, real, ObjectValue(type(real), real, source))
         known.pinned = True
@@ -489,7 +489,7 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
     members are not constants."""
     if base in (list, tuple, collections.deque):
         length = base.__len__(real)
-        session.guard(c.LengthIs, source, length)
+        session.guards.add(c.LengthIs, source, length)
         if base is tuple:
             return TupleValue(_members(session, real, source), tuple, source)
         item = session.sources.item
@@ -512,8 +512,8 @@ def _native_part(session: Session, real: Any, source: Source, base: type) -> Val
 _WRAPPERS: dict[type, Wrapper] = {
     **dict.fromkeys(EQUALITY_TYPES, _equality),
     **dict.fromkeys(IDENTITY_TYPES, _identity),
-    int: lambda session, real, source: session.number_input(real, source),
-    float: lambda session, real, source: session.number_input(real, source),
+    int: lambda session, real, source: session.inputs.number(real, source),
+    float: lambda session, real, source: session.inputs.number(real, source),
     tuple: _tuple,
     torch.Size: _tuple,
     list: _list,

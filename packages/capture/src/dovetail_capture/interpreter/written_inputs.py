@@ -16,7 +16,7 @@ from dovetail_capture.interpreter.aliasing import written_by
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 _MOST_BYTES = 1 << 20  # of all copies
 _MOST_COPIES = 32
@@ -24,7 +24,7 @@ _MOST_COPIES = 32
 
 def written_inputs(session: Session) -> list[TensorValue]:
     """The inputs that the graph may write to, or that share memory with one."""
-    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
+    inputs = [value for _, value in session.inputs.entries if isinstance(value, TensorValue)]
     places = {_place(value.fake) for value in inputs}
     written = {_place(v.fake) for v in inputs if not v.fake.is_inference() and v.fake._version}
     for node in session.recorder.graph.nodes:

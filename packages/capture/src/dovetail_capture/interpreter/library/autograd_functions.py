@@ -244,7 +244,7 @@ def _capture_backward(
         reads = [*reads, *late.reads]
     saved = _attribute(vm, ctx, "saved_tensors")
     unsaved = [value for value in taken if value not in saved]
-    session.late_found += reads
+    session.late.found += reads
     return Backward(GraphInBackward(graph, count, tuple(reads), recording), taken, unsaved)
 
 
@@ -273,7 +273,7 @@ def _backward_graph(
         node = inner.argument_placeholder(place, fake)
         gradients.append(inner.bind(TensorValue(node, fake)))
     inner.capture_first(taken)
-    leaves = dict(session.made_leaves)
+    leaves = dict(session.effects.made_leaves)
     session.recorder = inner
     try:
         changes = "a backward that changes what it does not own"
@@ -285,7 +285,7 @@ def _backward_graph(
         raise GraphBreakSignal(f"a backward that raises {kind}") from None
     finally:
         session.recorder = forward
-        session.made_leaves = leaves
+        session.effects.made_leaves = leaves
     parts = list(found.items) if isinstance(found, TupleValue) else [found]
     while len(parts) > len(given) and is_none(parts[-1]):
         parts.pop()
@@ -300,7 +300,7 @@ def _backward_graph(
             outputs.append(None if absent else inner.argument(part)[0])
     inner.graph.output(tuple(outputs))
     born, what = vm.frames[0].steps, f"the backward of {name}"
-    session.late_states.append(LateState(what, born, late.state(), []))
+    session.late.states.append(LateState(what, born, late.state(), []))
     return inner.module(), inner.captured, late
 
 
@@ -409,13 +409,13 @@ def _watch(vm: Interpreter, cls: Any, pieces: Pieces, found: Value) -> None:
     results = list(vm.iterate(found)) if pieces.many else [found]
     inner = [pieces.results.index(v) for v in pieces.backward.unsaved if v in pieces.results]
     unsaved = [*pieces.backward.unsaved, *(results[place] for place in inner)]
-    inputs = [value for _, value in session.inputs if isinstance(value, TensorValue)]
+    inputs = [value for _, value in session.inputs.entries if isinstance(value, TensorValue)]
     shared = [inputs[i] for i in share_memory([value.fake for value in inputs], unsaved)]
     tensors = [value for value in unsaved if isinstance(value, TensorValue)]
     versions = [(t, 0) for t in shared] + [(t, t.fake._version) for t in tensors]
     what = f"the backward of {cls.__name__}"
-    session.late_states.append(LateState(what, vm.frames[0].steps, [], versions))
-    session.late_tensors += tensors
+    session.late.states.append(LateState(what, vm.frames[0].steps, [], versions))
+    session.late.tensors += tensors
 
 
 # `apply` as the classes behind autograd.Function define it: in Python or in C.

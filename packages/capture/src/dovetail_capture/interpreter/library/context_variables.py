@@ -27,15 +27,15 @@ def _real(value: Value) -> Any:
 def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`variable.get()`, `variable.get(default)`."""
     real, session = _real(args[0]), vm.session
-    if session.late_reads is not None:
+    if session.late.watch is not None:
         raise GraphBreakSignal("a ContextVar that a backward or a hook reads")
-    written = session.context_writes.get(real)
+    written = session.effects.context_writes.get(real)
     if written is not None:
         return written.value
     source = session.sources.held(real, f"context variable {real.name}")
     place = session.sources.iterator_part(source, "context")
     found = iterators.context(real)
-    session.guard(c.LengthIs, place, len(found))
+    session.guards.add(c.LengthIs, place, len(found))
     if found:
         return vm.wrap(found[0], session.sources.item(place, 0))
     if len(args) > 1:
@@ -49,8 +49,8 @@ def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def context_set(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`variable.set(value)`; the token that it gives stays in the graph."""
     real, session = _real(args[0]), vm.session
-    token = TokenValue(real, session.context_writes.get(real), vm.frames[0].steps)
-    session.context_writes[real] = ContextWrite(args[0], args[1])
+    token = TokenValue(real, session.effects.context_writes.get(real), vm.frames[0].steps)
+    session.effects.context_writes[real] = ContextWrite(args[0], args[1])
     return token
 
 
@@ -61,9 +61,9 @@ def context_reset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("a ContextVar reset by a token that another graph gave")
     token.used = True
     if token.before is None:
-        session.context_writes.pop(real, None)
+        session.effects.context_writes.pop(real, None)
     else:
-        session.context_writes[real] = token.before
+        session.effects.context_writes[real] = token.before
     return NONE
 
 

@@ -132,7 +132,7 @@ def _is_plain_tensor(vm: Interpreter, value: TensorValue) -> bool:
     if value.source is not None:
         if vm.as_python(vm.get_attr(value, "grad")) is not None or vars(value.real):
             return False
-        vm.session.guard(c.LengthIs, vm.session.sources.attr(value.source, "__dict__"), 0)
+        vm.session.guards.add(c.LengthIs, vm.session.sources.attr(value.source, "__dict__"), 0)
     return bool(fake.storage_offset() == 0) and fake.layout == torch.strided
 
 

@@ -139,12 +139,12 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
     recorder = vm.session.recorder
     if isinstance(recorder, InnerRecorder) and not recorder.differentiates:
         raise GraphBreakSignal("a derivative inside of a transformed function")
-    if vm.session.hooks_on_inputs:
+    if vm.session.effects.hooks_on_inputs:
         raise GraphBreakSignal("a backward behind a hook on an input, which is Python's")
-    if vm.session.retains:
+    if vm.session.effects.retains:
         raise GraphBreakSignal(f"a backward behind {_RETAINED}", _OUTSIDE)
     anomaly_mode = READERS["anomaly_mode"]()
-    vm.session.guard_state("anomaly_mode", anomaly_mode)
+    vm.session.guards.state("anomaly_mode", anomaly_mode)
     if all(anomaly_mode):
         raise GraphBreakSignal("a backward in anomaly mode, which looks at every gradient")
     if any("checkpoint" in node.meta for node in recorder.graph.nodes):
@@ -259,7 +259,7 @@ def _leaf_gradients(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
                 "has hooks",
                 "register them on the leaf: register_hook, register_post_accumulate_grad_hook",
             )
-        vm.session.guard(c.NoAccumulatorHooks, value.source)
+        vm.session.guards.add(c.NoAccumulatorHooks, value.source)
     tangents = _tangents(vm, roots, given)
     creates = vm.truth(create)
     flags = (_flag(vm, retain, creates), creates, True)
@@ -318,8 +318,8 @@ def _retain_grad(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             raise late
         raise GraphBreakSignal(_RETAINED, _OUTSIDE)
     handle = HandleValue(None, None, vm.frames[0].steps)
-    vm.session.hooks.append(Hooked(tensor, handle, [], [], late, "a tensor with retain_grad()"))
-    vm.session.retains = True
+    hook = Hooked(tensor, handle, [], [], late, "a tensor with retain_grad()")
+    vm.session.effects.retain_gradient(hook)
     return NONE
 
 
@@ -329,7 +329,7 @@ def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         if getattr(obj.fake, name):
             raise GraphBreakSignal(f"the tensor attribute `{name}`")
         return NONE
-    if any(given and given[0] is obj for _, given, _ in vm.session.calls_for_effect):
+    if any(given and given[0] is obj for _, given, _ in vm.session.effects.calls):
         raise GraphBreakSignal(f"`{name}` of a tensor that was given a hook")
     return vm.wrap(getattr(obj.real, name), vm.session.sources.attr(obj.source, name))
 

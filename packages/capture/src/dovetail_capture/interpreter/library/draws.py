@@ -23,7 +23,7 @@ from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
-from dovetail_capture.interpreter.session import Session
+from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -79,9 +79,9 @@ def _called(
     generator.fields.read["gauss_next"] = GeneratorState(None)  # whatever it will be
     first = args[0] if args else kwargs.get("x")
     if name == "getstate" and first is None:
-        return GeneratorState(session.draw(r.CallFunction(r.GetAttr(owner, name))))
+        return GeneratorState(session.draws.draw(r.CallFunction(r.GetAttr(owner, name))))
     if name == "setstate" and isinstance(first, GeneratorState) and len(args) == 1:
-        session.draw(r.CallFunction(r.GetAttr(owner, name), (_place(first.source),)))
+        session.draws.draw(r.CallFunction(r.GetAttr(owner, name), (_place(first.source),)))
         return NONE
     if name == "shuffle" and isinstance(first, ListValue) and len(args) + len(kwargs) == 1:
         return _shuffled(vm, owner, first)
@@ -102,7 +102,7 @@ def _called(
         tuple((key, part.recipe) for key, part in named.items()),
     )
     if name == "seed":
-        session.draw(call)
+        session.draws.draw(call)
         return NONE
     if name in ("choice", "choices", "sample"):
         kind, limits = _kind_of(_population(tried, {k: v.example for k, v in named.items()}))
@@ -137,16 +137,16 @@ def _results(
     many = example if type(example) is list else []
     if kind not in (int, float):
         raise _break("a random choice among what are not numbers of one type")
-    if len(many) + len(session.draws) > _MOST_NUMBERS:
+    if len(many) + len(session.draws.calls) > _MOST_NUMBERS:
         raise _break(f"more than {_MOST_NUMBERS} random numbers for one graph")
     if kind is int and (limits is None or max(map(abs, limits)) > most):
         raise _break("a random number that may take more than 32 bits")
-    source = session.draw(call)
+    source = session.draws.draw(call)
     if type(example) is not list:
-        return session.drawn_number(example, source, limits)
+        return session.draws.number(example, source, limits)
     items = [DrawSource(source.index, place) for place in range(len(many))]
     return ListValue(
-        session.drawn_number(number, place, limits)
+        session.draws.number(number, place, limits)
         for number, place in zip(many, items, strict=True)
     )
 
@@ -185,10 +185,10 @@ def _whole_number(vm: Interpreter, value: SymbolicNumber, expr: Expr) -> _Argume
     """A size, or an int that is another in other calls, or that was drawn itself."""
     session, env = vm.session, vm.session.shapes.env
     names = sorted(expr.free_symbols())
-    places = [env.sources.get(name) or session.drawn_symbols.get(name) for name in names]
+    places = [env.sources.get(name) or session.draws.symbols.get(name) for name in names]
     if None in places:
         raise _break(f"a random number that depends on {value.describe()}")
-    example = expr.evaluate(env.hints | session.drawn_examples)
+    example = expr.evaluate(env.hints | session.draws.examples)
     found = env.facts.range_of(env.replace(expr))
     limits = max(found.lower, -_INT64), min(found.upper, _INT64)
     if value.source is not None:
@@ -264,7 +264,7 @@ def _check_place(session: Session, generator: ObjectValue) -> None:
         raise _break("a random number within a transformed function")
     if session.recorder.checkpoint is not None:
         raise _break("a random number in a checkpointed region, which is computed twice")
-    if session.locks or session.open_locks:
+    if session.modes.locks or session.modes.open_locks:
         raise _break("a random number that is drawn under a lock")
     if generator.source is None or generator.fields.mutated:
         raise _break("a generator of random numbers that is made or changed here")

@@ -75,7 +75,7 @@ def through_modes(
     session = vm.session
     if run is torch.Tensor.as_subclass:  # which torch asks nobody about
         return None
-    modes = session.function_modes
+    modes = session.modes.function_modes
     asked = asked_classes(vm, [*args, *kwargs.values()])
     if all(mode.python_type() is DeviceContext for mode in modes):
         if modes and run in _makers() and _is_none(kwargs.get("device")):
@@ -105,13 +105,13 @@ def through_modes(
 
 def _ask(vm: Interpreter, call: Args) -> Value:
     """Let the innermost mode answer, with the others on the stack."""
-    modes = vm.session.function_modes
+    modes = vm.session.modes.function_modes
     if modes[-1].python_type() is DeviceContext:
         func, _, args, kwargs = call
         named = dict(_named(kwargs))
         with _without_innermost(vm):
             if vm.as_python(func) in _makers() and _is_none(named.get("device")):
-                named["device"] = vm.get_attr(vm.session.function_mode_left, "device")
+                named["device"] = vm.get_attr(vm.session.modes.function_mode_left, "device")
             return vm.call(func, list(vm.iterate(args)), named)
     answer = vm.get_attr(modes[-1], "__torch_function__")
     with _without_innermost(vm):
@@ -139,12 +139,12 @@ def _named(kwargs: Value) -> Iterator[tuple[str, Value]]:
 @contextmanager
 def _without_innermost(vm: Interpreter) -> Iterator[None]:
     session = vm.session
-    before = list(session.function_modes)
-    session.function_mode_left = session.function_modes.pop()
+    before = list(session.modes.function_modes)
+    session.modes.function_mode_left = session.modes.function_modes.pop()
     try:
         yield
     finally:
-        session.function_modes[:] = before
+        session.modes.function_modes[:] = before
 
 
 def _is_none(value: Value | None) -> bool:
@@ -194,22 +194,22 @@ class _Values:
 
 
 def _push(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    vm.session.function_modes.append(args[0])
+    vm.session.modes.function_modes.append(args[0])
     return NONE
 
 
 def _pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if not vm.session.function_modes:
+    if not vm.session.modes.function_modes:
         raise GraphBreakSignal("the end of a torch function mode that was not entered")
-    return vm.session.function_modes.pop()
+    return vm.session.modes.function_modes.pop()
 
 
 def _count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(len(vm.session.function_modes))
+    return Constant(len(vm.session.modes.function_modes))
 
 
 def _is_any(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(bool(vm.session.function_modes))
+    return boolean(bool(vm.session.modes.function_modes))
 
 
 def _dispatch_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -218,12 +218,12 @@ def _dispatch_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _at(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.session.function_modes[vm.as_python(args[0])]  # type: ignore[no-any-return]
+    return vm.session.modes.function_modes[vm.as_python(args[0])]  # type: ignore[no-any-return]
 
 
 def _enter_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.device.__enter__`: a `DeviceContext` on the stack, without its own `__enter__`."""
-    vm.session.function_modes.append(vm.call(vm.held(DeviceContext), [args[0]], {}))
+    vm.session.modes.function_modes.append(vm.call(vm.held(DeviceContext), [args[0]], {}))
     return args[0]
 
 
@@ -233,7 +233,7 @@ def _leave_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _default_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    for mode in reversed(vm.session.function_modes):
+    for mode in reversed(vm.session.modes.function_modes):
         if mode.python_type() is DeviceContext:
             device = vm.get_attr(mode, "device")
             known = vm.as_python(device)

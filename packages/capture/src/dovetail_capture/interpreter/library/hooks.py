@@ -32,7 +32,7 @@ from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, K
 from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
-from dovetail_capture.interpreter.session import CallForEffect
+from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -122,7 +122,7 @@ def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
         reads = [*reads, *late.reads]
     if graph is None:
         return _Captured(None, taken)
-    vm.session.late_found += reads
+    vm.session.late.found.extend(reads)
     return _Captured(GraphInBackward(graph, count, tuple(reads), recording), taken)
 
 
@@ -224,10 +224,9 @@ def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Valu
     history: what is written to has another."""
     session, born = vm.session, vm.frames[0].steps
     call: CallForEffect = (method, [tensor, hook], {})
-    session.calls_for_effect.append(call)
-    session.hooks_on_inputs += 1
+    session.effects.register_on_input(call)
     if not tensor.fake.is_leaf:
-        session.late_states.append(LateState("a hook", born, [], [(tensor, 0)]))
+        session.late.states.append(LateState("a hook", born, [], [(tensor, 0)]))
     return HandleValue(None, None, born, call)
 
 
@@ -277,7 +276,7 @@ def _record(
     real = target(tensor.fake, *(pair[1] for pair in pairs))
     handle = HandleValue(node, real, born)
     late = too_late(vm, _ESCAPES) if used else None
-    vm.session.hooks.append(Hooked(tensor, handle, captured.taken, cells, late))
+    vm.session.effects.hooks.append(Hooked(tensor, handle, captured.taken, cells, late))
     return handle
 
 
@@ -286,7 +285,7 @@ def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     handle = args[0]
     if not isinstance(handle, HandleValue):
         return PASS
-    calls = vm.session.calls_for_effect
+    calls = vm.session.effects.calls
     if handle.late is not None and not handle.removed:
         calls[:] = [call for call in calls if call is not handle.late]
     if handle.node is not None and not handle.removed:

@@ -129,8 +129,7 @@ def _are_known(reals: tuple[Any, ...]) -> bool:
 
 def note_stand_in(vm: Interpreter, made: Any) -> Value:
     """Remember that an object was made for this capture only."""
-    vm.session.stand_ins[id(made)] = vm.frames[0].steps
-    vm.session.keep_alive.append(made)
+    vm.session.objects.note_stand_in(made, vm.frames[0].steps)
     return Constant(made)
 
 
@@ -170,9 +169,8 @@ def _function(vm: Interpreter, value: FunctionValue) -> types.FunctionType:
     elif isinstance(value.annotations, TupleValue):
         names = [vm.as_python(item) for item in vm.iterate(value.annotations)]
         real.__annotations__ = dict(zip(names[::2], names[1::2], strict=True))
-    vm.session.known[id(real)] = value
-    vm.session.stand_ins[id(real)] = vm.frames[0].steps
-    vm.session.keep_alive.append(real)
+    vm.session.objects.bind(real, value)
+    vm.session.objects.note_stand_in(real, vm.frames[0].steps)
     return real
 
 
@@ -191,7 +189,7 @@ def forget(vm: Interpreter, cls: type) -> None:
 
 def is_stand_in(vm: Interpreter, value: Value) -> bool:
     """Is this a class (or a function in one) made in the frame?"""
-    return isinstance(value, Constant) and id(value.value) in vm.session.stand_ins
+    return isinstance(value, Constant) and id(value.value) in vm.session.objects.stand_ins
 
 
 def wrapper_of(cls: type) -> Handler:

@@ -42,7 +42,7 @@ def mapping_of(vm: Interpreter, proxy: Value) -> Value:
     if made is not None:
         return made
     (mapping,) = gc.get_referents(proxy.real)  # the only object that a proxy holds
-    for owner, _ in vm.session.attribute_writes.values():
+    for owner, _ in vm.session.effects.attribute_writes.values():
         cls = getattr(owner, "value", None)
         if isinstance(cls, type) and mapping is gc.get_referents(vars(cls))[0]:
             raise GraphBreakSignal(f"`{cls.__name__}.__dict__` after an assignment to the class")

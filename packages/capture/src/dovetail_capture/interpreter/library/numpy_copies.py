@@ -28,7 +28,7 @@ def note_copy(vm: Interpreter, base: Value, copy: Value) -> None:
     """`copy` stands for a view of `base`."""
     parts = [value.tensor for value in (base, copy) if isinstance(value, ArrayValue)]
     versions = tuple((part, part.fake._version) for part in parts)
-    vm.session.copied_views.append(CopiedView(vm.frames[0].steps, versions))
+    vm.session.effects.copied_views.append(CopiedView(vm.frames[0].steps, versions))
 
 
 def reversed_first(vm: Interpreter, array: ArrayValue, key: Value) -> tuple[ArrayValue, Value]:

@@ -43,7 +43,7 @@ def asked_classes(vm: Interpreter, args: Any) -> list[type]:
     """The classes that are asked about an operation with these arguments, in torch's order: left to
     right, a subclass before its bases."""
     found: list[type] = []
-    if vm.session.own_functions and not vm.session.functions_off:
+    if vm.session.modes.own_functions and not vm.session.modes.functions_off:
         _gather(args, found)
     return found
 
@@ -51,7 +51,7 @@ def asked_classes(vm: Interpreter, args: Any) -> list[type]:
 def _asked_objects(vm: Interpreter, args: Any) -> list[type]:
     """As `asked_classes`, with the classes of objects that are no tensors among them."""
     found: list[type] = []
-    if not vm.session.functions_off:
+    if not vm.session.modes.functions_off:
         _gather(args, found, _answers)
     return found
 
@@ -120,11 +120,11 @@ def ask_about(vm: Interpreter, function: Any, args: Args) -> Value | None:
 @contextmanager
 def switched_off(vm: Interpreter) -> Iterator[None]:
     """While the program is in a `DisableTorchFunctionSubclass` block."""
-    vm.session.functions_off.append(vm.frames[0].steps)
+    vm.session.modes.functions_off.append(vm.frames[0].steps)
     try:
         yield
     finally:
-        vm.session.functions_off.pop()
+        vm.session.modes.functions_off.pop()
 
 
 def default_function(
@@ -170,7 +170,7 @@ def of_class(vm: Interpreter, tensor: TensorValue, cls: type) -> TensorValue:
     assert isinstance(made, TensorValue)
     made.cls = cls
     made.overrides = is_asked(cls)
-    vm.session.own_functions |= made.overrides
+    vm.session.modes.own_functions |= made.overrides
     return made
 
 
@@ -230,14 +230,14 @@ def _make_off(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _enter_off(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    vm.session.functions_off.append(vm.frames[0].steps)
+    vm.session.modes.functions_off.append(vm.frames[0].steps)
     return NONE
 
 
 def _leave_off(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if not vm.session.functions_off:
+    if not vm.session.modes.functions_off:
         raise GraphBreakSignal("the end of a block that was entered before the graph")
-    vm.session.functions_off.pop()
+    vm.session.modes.functions_off.pop()
     return boolean(False)
 
 
@@ -247,7 +247,7 @@ def _has_own(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not vm.session.functions_off)
+    return boolean(not vm.session.modes.functions_off)
 
 
 def _handle(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -29,6 +29,6 @@ def parameter(vm: Interpreter, data: Value, requires_grad: bool) -> Value:
     assert isinstance(new, TensorValue)
     new.cls = Parameter
     if requires_grad:
-        vm.session.made_leaves[id(new)] = vm.frames[0].steps
+        vm.session.effects.make_leaf(new, vm.frames[0].steps)
         vm.record("call_method", "requires_grad_", [new], {})
     return new

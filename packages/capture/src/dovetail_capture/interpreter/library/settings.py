@@ -90,14 +90,14 @@ def _reading(
         given = [vm.as_python(arg) for arg in args]
         if UNKNOWN in given or kwargs:
             return PASS
-        changed = vm.session.kernel_settings.after
+        changed = vm.session.effects.kernel_settings.after
         if own in changed:
             return vm.constant(changed[own])
         for setting in changed:
             if not setting.undone and set(setting.guards) & set(guards):
                 raise GraphBreakSignal(f"{read.__name__} after {setting.name}, which may change it")
         for name in guards:
-            vm.session.guard_state(name, READERS[name]())
+            vm.session.guards.state(name, READERS[name]())
         try:
             return vm.constant(read(*given))
         except (RuntimeError, TypeError) as error:
@@ -131,7 +131,7 @@ def _writing_the_same(write: Callable[..., Any], read: Handler) -> Handler:
 
 def _write(vm: Interpreter, setting: Setting, wanted: Any) -> Value:
     for name in setting.guards:
-        vm.session.guard_state(name, READERS[name]())
+        vm.session.guards.state(name, READERS[name]())
     before = setting.read()
     if wanted == before and setting.write is not _C._set_float32_matmul_precision:
         return NONE  # (that one says more than it seems: what is not said depends on others)
@@ -146,7 +146,7 @@ def _write(vm: Interpreter, setting: Setting, wanted: Any) -> Value:
         setting.write(wanted)
     except (RuntimeError, TypeError, ValueError) as error:
         return vm.raise_real(error)
-    vm.session.settings.setdefault(setting, before)
+    vm.session.effects.change_setting(setting, before)
     if setting.obeyed_by_kernels:
         _write_for_kernels(vm, setting, wanted)
     else:
@@ -160,7 +160,7 @@ def _write_for_kernels(vm: Interpreter, setting: Setting, wanted: Any) -> None:
     _check_place(vm, setting)
     session = vm.session
     recorded = session.recorder.operations > 0
-    session.kernel_settings.write(setting, wanted, recorded)
+    session.effects.kernel_settings.write(setting, wanted, recorded)
     if recorded and session.recorder.closed is None:
         why = f"{setting.name} between operations of one graph"
         session.recorder.closed = why, vm.frames[0].steps
@@ -170,7 +170,7 @@ def _check_place(vm: Interpreter, setting: Setting) -> None:
     """Such a change is made before or after the graph: it must be the frame's own."""
     session = vm.session
     inner = isinstance(session.recorder, InnerRecorder) or session.recorder.checkpoint is not None
-    if inner or session.locks or session.open_locks:
+    if inner or session.modes.locks or session.modes.open_locks:
         raise GraphBreakSignal(
             f"{setting.name} within a function that is captured as a part of the graph",
             "call it outside of that function",

@@ -145,11 +145,11 @@ def _note_fields(vm: Interpreter, cls: type) -> None:
     _, fields = class_attributes.class_lookup(vm, cls, "__dataclass_fields__")
     if type(fields) is not dict or not class_attributes.is_changeable(vm, cls):
         return
-    sources, guard = vm.session.sources, vm.session.guard
+    sources, guard = vm.session.sources, vm.session.guards.add
     table = sources.held(fields, f"{cls.__qualname__}.__dataclass_fields__")
     guard(c.DictKeysAre, table, tuple(fields))
     for name, field in fields.items():
-        vm.session.pin(sources.item(table, name), field)
+        vm.session.guards.pin(sources.item(table, name), field)
 
 
 def is_dataclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -171,20 +171,20 @@ def lock_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if lock.source is None or len(args) > 1 or kwargs:
         raise GraphBreakSignal("a lock made in the frame, or taken with a timeout")
     session = vm.session
-    if any(held is lock for held, _ in session.open_locks):
+    if any(held is lock for held, _ in session.modes.open_locks):
         raise GraphBreakSignal("a lock taken twice")
-    if not any(known is lock for known in session.locks):
-        if len(session.locks) > len(session.open_locks):
+    if not any(known is lock for known in session.modes.locks):
+        if len(session.modes.locks) > len(session.modes.open_locks):
             raise GraphBreakSignal("a lock taken after another was released")  # not within it
-        session.locks.append(lock)
-    session.open_locks.append((lock, vm.frames[0].steps))
+        session.modes.locks.append(lock)
+    session.modes.open_locks.append((lock, vm.frames[0].steps))
     return boolean(True)
 
 
 def lock_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`lock.__exit__(...)`."""
     lock = args[0]
-    held = vm.session.open_locks
+    held = vm.session.modes.open_locks
     if not held or held[-1][0] is not lock:
         raise GraphBreakSignal("a lock released that was not taken last")
     held.pop()
@@ -276,7 +276,7 @@ def _annotations(vm: Interpreter, function: FunctionValue) -> Any:
         return vm.as_python(vm.get_attr(function, "__annotations__"))
     if function.given.__annotations__:
         return UNKNOWN
-    session.guard(c.LengthIs, session.sources.attr(function.source, "__annotations__"), 0)
+    session.guards.add(c.LengthIs, session.sources.attr(function.source, "__annotations__"), 0)
     return {}
 
 
@@ -285,7 +285,7 @@ def _annotations(vm: Interpreter, function: FunctionValue) -> Any:
 
 def warn(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`warnings.warn`: said after the graph, when filters that hold at this line may not."""
-    calls = vm.session.calls_for_effect
+    calls = vm.session.effects.calls
     if any(function is messages.FILTERS_CHANGED for function, _, _ in calls):
         raise GraphBreakSignal("a warning behind a change of the filters for warnings")
     messages.defer(vm, warnings.warn, args, kwargs)

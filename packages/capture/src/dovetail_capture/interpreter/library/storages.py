@@ -41,7 +41,7 @@ def storage_offset(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     begins = READERS["storage_offset"](found.real)
     if obj is found and type(obj.fake._offset) is int and obj.fake._offset == begins:
         return vm.wrap(begins, source)
-    vm.session.guard(c.ConstantIs, source, begins)
+    vm.session.guards.add(c.ConstantIs, source, begins)
     return PASS
 
 
@@ -75,7 +75,7 @@ def _input_of(vm: Interpreter, obj: Value, what: str) -> TensorValue | None:
     """The input of the graph whose storage a tensor has; None if the frame made that."""
     if not isinstance(obj, TensorValue):
         return None
-    inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
+    inputs = [value for _, value in vm.session.inputs.entries if isinstance(value, TensorValue)]
     found = [value for value in inputs if value.fake._storage is obj.fake._storage]
     if obj.source is None and not found:
         return None

@@ -31,7 +31,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 
 @contextmanager
@@ -109,12 +109,12 @@ def _state(session: Session) -> Any:
     """What of torch's state such a function has to leave as it was."""
     return (
         torch.is_grad_enabled(),
-        len(session.open_modes),
-        {key: value for key, value in session.settings.items()},
-        dict(session.made_leaves),
-        len(session.function_modes),
-        len(session.functions_off),
-        len(session.locks),
+        len(session.modes.open_modes),
+        {key: value for key, value in session.effects.settings.items()},
+        dict(session.effects.made_leaves),
+        len(session.modes.function_modes),
+        len(session.modes.functions_off),
+        len(session.modes.locks),
     )
 
 

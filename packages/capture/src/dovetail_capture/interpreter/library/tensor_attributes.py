@@ -114,7 +114,7 @@ def tensor_of_storage(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`x._is_view()` and `x.is_shared()`: nothing of that is guarded of an input."""
     obj = args[0]
     if isinstance(obj, TensorValue):
-        inputs = [value for _, value in vm.session.inputs if isinstance(value, TensorValue)]
+        inputs = [value for _, value in vm.session.inputs.entries if isinstance(value, TensorValue)]
         if obj.source is not None or any(obj.fake._storage is v.fake._storage for v in inputs):
             raise GraphBreakSignal("a question about the storage of an input or of a view of one")
     return PASS
@@ -169,7 +169,7 @@ def tensor_requires_grad_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("requires_grad_() of an inference tensor")
     # A tensor made in the frame becomes a leaf. The graph's outputs are no leaves: if it leaves the
     # frame, a leaf is made of what the graph gives.
-    vm.session.made_leaves[id(obj)] = vm.frames[0].steps
+    vm.session.effects.make_leaf(obj, vm.frames[0].steps)
     return vm.record("call_method", "requires_grad_", [obj], {})
 
 

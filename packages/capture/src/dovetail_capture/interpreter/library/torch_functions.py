@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, K
 from dovetail_capture.interpreter.protocols import dicts, inlining, object_attributes
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.session import OpenMode
+from dovetail_capture.interpreter.session.mode_ledger import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
@@ -52,8 +52,8 @@ _UNSUPPORTED: dict[Any, str] = {
 
 def _note_grad_mode(vm: Interpreter) -> None:
     """The program asks for the mode of gradients, or sets it."""
-    if vm.session.late_reads is not None:
-        vm.session.late_reads.asks_grad_mode = True
+    if vm.session.late.watch is not None:
+        vm.session.late.watch.asks_grad_mode = True
 
 
 def is_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -99,7 +99,7 @@ def inference_enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     vm.session.recorder.state_change(_C._set_grad_enabled, not wanted)
     _C._set_grad_enabled(not wanted)
     mode = OpenMode(_C._set_grad_enabled, before, before, manager, inference=wanted)
-    vm.session.open_modes.append(mode)
+    vm.session.modes.open_modes.append(mode)
     vm.session.recorder.inference = wanted and not around
     return NONE
 
@@ -116,20 +116,20 @@ def is_inference(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def inference_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.is_inference_mode_enabled()`."""
-    inside = [m.inference for m in vm.session.open_modes if m.inference is not None]
+    inside = [m.inference for m in vm.session.modes.open_modes if m.inference is not None]
     return boolean(inside[-1] if inside else torch.is_inference_mode_enabled())
 
 
 def _enter_mode(vm: Interpreter, manager: Value, enter: Any, leave: Any, parts: Any) -> None:
     node = vm.session.recorder.state_change(enter, *parts)
-    vm.session.open_modes.append(OpenMode(leave, enter(*parts), node, manager))
+    vm.session.modes.open_modes.append(OpenMode(leave, enter(*parts), node, manager))
 
 
 def mode_exit(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`__exit__` of `torch.autocast` and `torch.inference_mode`."""
-    if not vm.session.open_modes:
+    if not vm.session.modes.open_modes:
         raise GraphBreakSignal("the end of a block that was entered before the graph")
-    mode = vm.session.open_modes.pop()
+    mode = vm.session.modes.open_modes.pop()
     vm.session.recorder.state_change(mode.leave, mode.node)
     mode.leave(mode.real)
     if not torch.is_inference_mode_enabled():
@@ -162,18 +162,18 @@ def autocast_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def _note_autocast_dtype(vm: Interpreter, device: Any) -> None:
     """Guard which dtype autocast has on a type of device, unless a block of the frame set it."""
-    set_here = [mode.manager for mode in vm.session.open_modes if mode.inference is None]
+    set_here = [mode.manager for mode in vm.session.modes.open_modes if mode.inference is None]
     if device not in AUTOCAST_DEVICES:
         return  # torch's own raises
     if all(vm.as_python(vm.get_attr(block, "device")) != device for block in set_here):
         name = autocast_dtype(device)
-        vm.session.guard_state(name, READERS[name]())
+        vm.session.guards.state(name, READERS[name]())
 
 
 def _note_autocast_cache(vm: Interpreter) -> None:
     """Guard whether autocast keeps what it cast, unless a block of the frame said it."""
-    if all(mode.inference is not None for mode in vm.session.open_modes):
-        vm.session.guard_state("autocast_cache", torch.is_autocast_cache_enabled())
+    if all(mode.inference is not None for mode in vm.session.modes.open_modes):
+        vm.session.guards.state("autocast_cache", torch.is_autocast_cache_enabled())
 
 
 def autocast_dtype_of(fn: Callable[..., Any], device: str | None = None) -> Handler:
@@ -215,21 +215,25 @@ def module_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     own = class_lookup(vm, module.cls, "_call_impl")[1] is not _CALL_IMPL
     if own or dicts.contains(vm, module.fields, "_call_impl"):
         return inlining.inline(vm, _WRAPPED_CALL_IMPL, args, kwargs)
-    if not vm.session.global_hooks_guarded:
+    if not vm.session.guards.global_hooks:
         sources = vm.session.sources
         base = sources.held(_module_globals, "module torch.nn.modules.module")
         for name in _GLOBAL_HOOKS:
             hooks = vm.wrap(_module_globals[name], sources.item(base, name))
             if not isinstance(hooks, DictValue) or dicts.length(vm, hooks):
                 return inlining.inline(vm, _CALL_IMPL, args, kwargs)
-        vm.session.global_hooks_guarded = True
+        vm.session.guards.global_hooks = True
     fields, session = module.fields, vm.session
     for name in _MODULE_HOOKS:
         real = None if fields.origin is None else fields.origin.get(name)
-        if real is not None and name not in fields.entries and id(real) not in session.known:
+        if (
+            real is not None
+            and name not in fields.entries
+            and id(real) not in session.objects.known
+        ):
             if module.source is not None and not real:
                 source = session.sources.instance_attr(module.source, name)
-                session.guard(c.LengthIs, source, 0)
+                session.guards.add(c.LengthIs, source, 0)
                 continue
         found = object_attributes.generic_lookup(vm, module, name)
         if not isinstance(found, DictValue) or dicts.length(vm, found):
@@ -270,7 +274,7 @@ def folded(fn: Callable[..., Any]) -> Handler:
 
     def run(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if setting is not None:
-            vm.session.guard_state(setting, READERS[setting]())
+            vm.session.guards.state(setting, READERS[setting]())
         return vm.fold(fn, args, kwargs)
 
     return run
@@ -278,7 +282,7 @@ def folded(fn: Callable[..., Any]) -> Handler:
 
 def recurrent_layers(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.lstm` and its like: whether they are cuDNN's is decided when they are recorded."""
-    vm.session.guard_state("cudnn", READERS["cudnn"]())
+    vm.session.guards.state("cudnn", READERS["cudnn"]())
     return PASS
 
 

@@ -399,7 +399,7 @@ def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if transforms_around(vm.session.recorder):
         return boolean(True)
     around = READERS["function_transforms"]()
-    vm.session.guard_state("function_transforms", around)
+    vm.session.guards.state("function_transforms", around)
     return boolean(around)
 
 

@@ -154,7 +154,7 @@ def _real(vm: Interpreter, value: Value) -> Any:
         if value.real is None:
             return UNKNOWN
         if not value.pinned and value.source is not None:
-            vm.session.pin(value.source, value.real)
+            vm.session.guards.pin(value.source, value.real)
         return value.real
     return vm.as_python(value)
 

@@ -161,10 +161,10 @@ def _note_abstract(vm: Interpreter, cls: type, wanted: Any) -> None:
             _note_abstract(vm, cls, part)
     elif isinstance(wanted, abc.ABCMeta) and wanted not in class_attributes.read_mro(vm, cls):
         class_attributes.class_lookup(vm, wanted, "__subclasshook__")
-        if id(cls) not in vm.session.stand_ins:  # whose classes are others in each call
+        if id(cls) not in vm.session.objects.stand_ins:  # whose classes are others in each call
             said = counts_as(cls, wanted)
             if not said or class_attributes.is_changeable(vm, cls):  # else it stays registered
-                vm.session.abstract_answers[cls, wanted] = said
+                vm.session.objects.abstract_answers[cls, wanted] = said
 
 
 def issubclass_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -250,12 +250,12 @@ def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     is_input = isinstance(value, TensorValue) and not isinstance(value.source, _LASTING)
     if value.source is None or is_input:  # a guard on an input would hold for this call alone
         return IdOf(value)
-    real = vm.session.real_of(value)
+    real = vm.session.objects.real_of(value)
     if isinstance(value, (ObjectValue, TensorValue)):
         real = value.real
-    if real is None or not vm.session.can_relate(value.source, value.source):
+    if real is None or not vm.session.guards.can_relate(value.source, value.source):
         raise GraphBreakSignal(f"id() of {value.describe()}")
-    vm.session.pin(value.source, real)
+    vm.session.guards.pin(value.source, real)
     return Constant(id(real))
 
 
@@ -295,8 +295,8 @@ def subclasses(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if cls is UNKNOWN:
         raise GraphBreakSignal(f"the classes derived from {args[0].describe()}")
     found = iterators.subclasses(cls)
-    if any(id(one) in session.stand_ins for one in found):
+    if any(id(one) in session.objects.stand_ins for one in found):
         raise GraphBreakSignal(f"the classes derived from {cls.__qualname__}, one made here")
     place = session.sources.iterator_part(session.sources.held(cls), "subclasses")
-    session.guard(c.ConstantIs, place, found)
+    session.guards.add(c.ConstantIs, place, found)
     return ListValue([vm.held(one) for one in found])

@@ -56,7 +56,7 @@ def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if target is None or reference.source is None:
         raise GraphBreakSignal("a weak reference whose target is gone")
     # The guard pins the reference and keeps its target alive: it will always give this one.
-    vm.session.pin(reference.source, reference.real)
+    vm.session.guards.pin(reference.source, reference.real)
     return vm.held(target)
 
 
@@ -73,7 +73,7 @@ def _is_kept(vm: Interpreter, source: Source) -> bool:
             slot = frame.slots[frame.decoded.slot_names.index(name)]
             return isinstance(slot, CellValue) and _is_from(slot.content, source)
         case GlobalSource(name):
-            return (id(vm.session.globals_), name) not in vm.session.global_writes
+            return (id(vm.session.globals_), name) not in vm.session.effects.global_writes
         case AttrSource(base, name) | InstanceAttrSource(base, name) | ItemSource(base, name):
             return _holds(_at(vm, base), name, source) and _is_kept(vm, base)
     return False
@@ -81,7 +81,9 @@ def _is_kept(vm: Interpreter, source: Source) -> bool:
 
 def _at(vm: Interpreter, place: Source) -> Any:
     """The value of what lay at a place before the frame ran."""
-    return next((known for known in vm.session.known.values() if known.source is place), None)
+    return next(
+        (known for known in vm.session.objects.known.values() if known.source is place), None
+    )
 
 
 def _holds(holder: Any, key: Any, source: Source) -> bool:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.session import as_it_is
+from dovetail_capture.interpreter.session.input_ledger import as_it_is
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -57,7 +57,7 @@ def _make_shell(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     made = TensorValue(None, shell, cls)
     made.overrides = overrides_functions(cls)
     made.make_node = lambda value: _node_of(vm, value)
-    vm.session.own_functions |= made.overrides
+    vm.session.modes.own_functions |= made.overrides
     return recorder.bind(made)
 
 
@@ -119,10 +119,10 @@ def _stand_in(vm: Interpreter, cls: type, name: str, attribute: Value) -> Any:
 def _unchanged(vm: Interpreter, value: ObjectValue) -> Any:
     """An object of the program's, of which guards say that it is what it is now."""
     session, real = vm.session, value.real
-    if value.source is None or id(real) in session.attribute_writes:
+    if value.source is None or id(real) in session.effects.attribute_writes:
         return UNKNOWN
-    session.pin(value.source, real)
-    session.guard(c.ConstantIs, value.source, as_it_is(real))
+    session.guards.pin(value.source, real)
+    session.guards.add(c.ConstantIs, value.source, as_it_is(real))
     return real
 
 

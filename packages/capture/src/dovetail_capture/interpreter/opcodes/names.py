@@ -29,20 +29,20 @@ def global_value(vm: Interpreter, globals_: dict[str, Any], name: str) -> Value:
     """A global or builtin, read through a frame's globals."""
     session = vm.session
     key = (id(globals_), name)
-    opened = session.known.get(id(globals_))
+    opened = session.objects.known.get(id(globals_))
     if isinstance(opened, DictValue) and opened.mutated:
         raise GraphBreakSignal("a global read where `globals()` was changed in this graph")
-    if session.global_writes and key in session.global_writes:
-        if session.late_reads is not None:
-            session.late_reads.written(name)
-        written = session.global_writes[key]
+    if session.effects.global_writes and key in session.effects.global_writes:
+        if session.late.watch is not None:
+            session.late.watch.written(name)
+        written = session.effects.global_writes[key]
         if written is not None:
             return written
     elif (known := vm.global_values.get(key)) is not None:
         return known
     sources = session.sources
     is_own = globals_ is session.globals_
-    if name in globals_ and key not in session.global_writes:
+    if name in globals_ and key not in session.effects.global_writes:
         if is_own:
             source = sources.root("global", name)
         else:
@@ -51,9 +51,9 @@ def global_value(vm: Interpreter, globals_: dict[str, Any], name: str) -> Value:
         value = vm.wrap(globals_[name], source)
     else:
         if is_own:
-            session.guard(c.GlobalPresent, name, False)  # type: ignore[arg-type]
+            session.guards.add(c.GlobalPresent, name, False)  # type: ignore[arg-type]
         else:
-            session.guard(c.HasKey, sources.held(globals_), name, False)
+            session.guards.add(c.HasKey, sources.held(globals_), name, False)
         value = built_in(vm, name)
     vm.global_values[key] = value
     return value
@@ -64,7 +64,7 @@ def built_in(vm: Interpreter, name: str) -> Value:
     sources = vm.session.sources
     held = sources.held(_BUILTINS, "builtins")
     if name not in _BUILTINS:
-        vm.session.guard(c.HasKey, held, name, False)
+        vm.session.guards.add(c.HasKey, held, name, False)
         vm.raise_error(NameError, f"name '{name}' is not defined", name=name)
     return vm.wrap(_BUILTINS[name], sources.item(held, name))
 
@@ -165,7 +165,7 @@ def import_name(frame: Frame, inst: Instruction) -> None:
         if name not in sys.modules:  # (of a relative import)
             continue
         place = sources.item(sources.held(sys.modules, "sys.modules"), name)
-        vm.session.pin(place, sys.modules[name])
+        vm.session.guards.pin(place, sys.modules[name])
     frame.stack.append(vm.held(module))
 
 

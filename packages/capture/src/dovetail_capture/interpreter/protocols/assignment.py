@@ -114,7 +114,7 @@ def _fits_data(value: Value, vm: Interpreter, obj: TensorValue) -> TypeGuard[Ten
         return False
     ours, theirs = obj.fake, value.fake
     made = obj.source is None
-    is_leaf = not ours.requires_grad or id(obj) in vm.session.made_leaves
+    is_leaf = not ours.requires_grad or id(obj) in vm.session.effects.made_leaves
     if made and (not is_leaf or obj.cls is not torch.Tensor or obj.inference):
         return False
     if type(ours) is not FakeTensor or type(theirs) is not FakeTensor or value.inference:
@@ -154,7 +154,7 @@ def _set_data(vm: Interpreter, obj: TensorValue, value: TensorValue) -> None:
     if obj.source is None:
         if obj.fake.requires_grad:
             vm.record("call_method", "requires_grad_", [data], {})
-            vm.session.left_nodes.setdefault(id(obj), []).append(obj.node)
+            vm.session.effects.left_nodes.setdefault(id(obj), []).append(obj.node)
         values.pop(id(obj.fake), None)
         obj.node, obj.fake, obj.drawn, obj.answer = data.node, data.fake, None, None
     else:
@@ -299,21 +299,20 @@ def _refuse_own_setter(vm: Interpreter, obj: Constant, name: str) -> None:
 
 def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) -> None:
     real = obj.value
-    is_local = id(real) in vm.session.stand_ins
+    is_local = id(real) in vm.session.objects.stand_ins
     if isinstance(real, types.ModuleType) and _set_by_descriptor(vm, obj, name, value):
         return
     if isinstance(real, (types.ModuleType, type)) and not is_local:
         _refuse_own_setter(vm, obj, name)
     if isinstance(real, types.ModuleType):
-        vm.session.global_dicts[id(real.__dict__)] = real.__dict__
-        vm.session.global_writes[id(real.__dict__), name] = value
+        vm.session.effects.write_global(real.__dict__, name, value)
         return
     if is_local and isinstance(real, type):
         vm.set_stand_in_attr(real, name, value)
         return
     if not isinstance(real, (type, types.FunctionType)):
         raise GraphBreakSignal(f"assignment to attribute `{name}` of {obj.describe()}")
-    writes = vm.session.attribute_writes
+    writes = vm.session.effects.attribute_writes
     if id(real) not in writes:
         writes[id(real)] = (obj, DictValue())
     dicts.put(vm, writes[id(real)][1], Constant(name), value)

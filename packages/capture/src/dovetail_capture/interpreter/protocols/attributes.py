@@ -88,14 +88,14 @@ def find_attr(vm: Interpreter, obj: Value, name: str) -> Value | None:
 
 def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     real = obj.value
-    writes = vm.session.attribute_writes
+    writes = vm.session.effects.attribute_writes
     if type(real) in _HAVE_DICT:
         _refuse_second_name(vm, real, name)
     if writes and id(real) in writes:
         found = dicts.get(vm, writes[id(real)][1], name)
         if found is not None:
-            if vm.session.late_reads is not None:
-                vm.session.late_reads.written(name)
+            if vm.session.late.watch is not None:
+                vm.session.late.watch.written(name)
             return found
     if isinstance(real, types.ModuleType):
         return _module_attr(vm, obj, real, name)
@@ -122,13 +122,13 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if attr is MISSING and name not in getattr(real, "__dict__", ()):
         getter = class_lookup(vm, type(real), "__getattr__")[1]
         if type(getter) is types.FunctionType and not is_settled(getter.__module__ or ""):
-            vm.session.guard(c.HasInstanceAttr, source, name, False)
+            vm.session.guards.add(c.HasInstanceAttr, source, name, False)
             return vm.call(vm.held(getter), [obj, Constant(name)], {})
     try:
         found = getattr(real, name)
     except AttributeError:
         if hasattr(real, "__dict__"):
-            vm.session.guard(c.HasInstanceAttr, source, name, False)
+            vm.session.guards.add(c.HasInstanceAttr, source, name, False)
         return missing(vm, obj, name)
     if isinstance(real, (int, float, str, bytes, torch.dtype, torch.device, range)):
         return vm.constant(found)
@@ -145,11 +145,11 @@ def _refuse_second_name(vm: Interpreter, real: Any, name: str) -> None:
     another name: as `f.k` after `f.__dict__["k"] = 1`, or the other way round."""
     attributes = real.__dict__
     if name == "__dict__":
-        changed = id(real) in vm.session.attribute_writes or any(
-            place == id(attributes) for place, _ in vm.session.global_writes
+        changed = id(real) in vm.session.effects.attribute_writes or any(
+            place == id(attributes) for place, _ in vm.session.effects.global_writes
         )
     else:
-        opened = vm.session.known.get(id(attributes))
+        opened = vm.session.objects.known.get(id(attributes))
         changed = isinstance(opened, DictValue) and opened.mutated
     if changed:
         raise GraphBreakSignal(f"`{name}` of {real!r}, whose attributes this graph changed")
@@ -167,7 +167,7 @@ def _own_attr_of_constant(vm: Interpreter, obj: Constant, name: str) -> Value | 
     source = obj.source if obj.source is not None else vm.session.sources.held(real)
     if name in fields:
         return vm.wrap(fields[name], vm.session.sources.instance_attr(source, name))
-    vm.session.guard(c.HasInstanceAttr, source, name, False)
+    vm.session.guards.add(c.HasInstanceAttr, source, name, False)
     return None
 
 
@@ -188,11 +188,11 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     attributes = module.__dict__
     sources = vm.session.sources
     place = sources.held(module, module.__name__) if obj.source is None else obj.source
-    vm.session.guard(c.TypeIs, place, type(module))
+    vm.session.guards.add(c.TypeIs, place, type(module))
     base = sources.held(attributes, f"module {module.__name__}")
     key = (id(attributes), name)
-    if key in vm.session.global_writes:
-        written = vm.session.global_writes[key]
+    if key in vm.session.effects.global_writes:
+        written = vm.session.effects.global_writes[key]
         return written if written is not None else missing(vm, obj, name)
     getter = class_lookup(vm, type(module), "__getattribute__")[1]
     if isinstance(getter, types.FunctionType):
@@ -205,18 +205,18 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
     if taken and isinstance(reader, types.FunctionType):
         return vm.call(vm.held(reader), [vm.held(attr), obj, vm.held(type(module))], {})
     computes = type(module) is not types.ModuleType or "__getattr__" in attributes
-    if computes and id(attributes) in vm.session.global_dicts:
+    if computes and id(attributes) in vm.session.effects.global_dicts:
         raise GraphBreakSignal(f"`{name}` of a module that the frame has changed")
     absent = object()
     found = getattr(module, name, absent)
     if name in attributes and not taken:
         # What it computes when first asked is kept: operators of torch.ops, modules loaded late.
         return vm.wrap(attributes[name], sources.item(base, name))
-    vm.session.guard(c.HasKey, base, name, name in attributes)
+    vm.session.guards.add(c.HasKey, base, name, name in attributes)
     if "__getattr__" in attributes:
-        vm.session.pin(sources.item(base, "__getattr__"), attributes["__getattr__"])
+        vm.session.guards.pin(sources.item(base, "__getattr__"), attributes["__getattr__"])
     else:
-        vm.session.guard(c.HasKey, base, "__getattr__", False)
+        vm.session.guards.add(c.HasKey, base, "__getattr__", False)
     if found is absent:
         return missing(vm, obj, name)
     return vm.wrap(found, sources.attr(sources.held(module, module.__name__), name))
@@ -248,7 +248,7 @@ def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             if name in fields:
                 source = vm.session.sources.instance_attr(obj.source, name)
                 return vm.wrap(fields[name], source)
-            vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
+            vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
         return missing(vm, obj, name)
     kind = type(attr)
     if kind is types.MemberDescriptorType and is_wrapper_type(obj.cls):
@@ -274,7 +274,7 @@ def _own_attr_of_tensor(vm: Interpreter, obj: TensorValue, name: str) -> Value |
     fields = obj.real.__dict__
     if name in fields:
         return vm.wrap(fields[name], vm.session.sources.instance_attr(obj.source, name))
-    vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
+    vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
     return None
 
 
@@ -301,7 +301,7 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         elif known is not absent and hasattr(obj.cls, name):  # it lies in a slot
             found = vm.wrap(getattr(obj.real, name), sources.attr(obj.source, name))
         else:
-            vm.session.guard(c.HasInstanceAttr, obj.source, name, False)
+            vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
             return missing(vm, obj, name)
         if isinstance(known, torch.Tensor) and not _is_same(getattr(found, "fake", None), known):
             raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
@@ -392,7 +392,7 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
 
 def global_names(vm: Interpreter, real: dict[str, Any]) -> Value:
     """The dictionary of a module's globals."""
-    if any(place == id(real) for place, _ in vm.session.global_writes):
+    if any(place == id(real) for place, _ in vm.session.effects.global_writes):
         raise GraphBreakSignal("globals() where a global was assigned in this graph")
     return vm.held(real)
 

@@ -109,7 +109,7 @@ def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
     typed = real.cache_parameters()["typed"]
     kinds = tuple(part.python_type() for part in parts) if typed else ()
     key = (id(real), len(args), *kwargs, *map(_cache_key, parts), *kinds)
-    known = vm.session.cached_calls.get(key)
+    known = vm.session.objects.cached_calls.get(key)
     if known is None:
         name, before = getattr(real, "__qualname__", repr(real)), cached_calls.changes(vm.session)
         result = call(vm, vm.held(real.__wrapped__), args, kwargs)
@@ -123,7 +123,7 @@ def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
             if UNKNOWN not in given:  # then it is Python's own object, which others may change
                 named = dict(zip(kwargs, given[len(args) :], strict=True))
                 known = cached_calls.Kept(name, vm.held(real(*given[: len(args)], **named)), (), 0)
-        vm.session.cached_calls[key] = known
+        vm.session.objects.cached_calls[key] = known
     return known.result
 
 

@@ -30,8 +30,8 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
         found = (None, MISSING)
         for owner in type.__dict__["__mro__"].__get__(cls):
             attributes = type.__dict__["__dict__"].__get__(owner)
-            if id(owner) in vm.session.attribute_writes:
-                written = vm.session.attribute_writes[id(owner)][1]
+            if id(owner) in vm.session.effects.attribute_writes:
+                written = vm.session.effects.attribute_writes[id(owner)][1]
                 if name in written.entries:
                     raise GraphBreakSignal(
                         f"the class attribute {owner.__name__}.{name}, assigned in this graph, "
@@ -49,7 +49,7 @@ def class_lookup(vm: Interpreter, cls: type, name: str) -> tuple[Any, Any]:
 def written_data(vm: Interpreter, cls: type, name: str) -> Value | None:
     """The number, text or the like that the frame assigned to this attribute of a class, or of a
     base that the class has it from."""
-    writes = vm.session.attribute_writes
+    writes = vm.session.effects.attribute_writes
     if not writes:
         return None
     owners = type.__dict__["__mro__"].__get__(cls)
@@ -62,8 +62,8 @@ def written_data(vm: Interpreter, cls: type, name: str) -> Value | None:
             found = next((names[name] for names in before if name in names), MISSING)
             vm.class_reads.setdefault((cls, name), found)
             vm.classes_read[cls] = None
-            if vm.session.late_reads is not None:
-                vm.session.late_reads.written(name)
+            if vm.session.late.watch is not None:
+                vm.session.late.watch.written(name)
             return value
         if name in held:
             return None
@@ -86,8 +86,8 @@ def guard_number(vm: Interpreter, cls: type, name: str) -> bool:
     session = vm.session
     place = session.sources.attr(session.sources.held(cls), name)
     if owner is not cls:
-        session.guard(TypeIs, place, type(owner.__dict__[name]))
-        session.same(place, value.source)
+        session.guards.add(TypeIs, place, type(owner.__dict__[name]))
+        session.guards.same(place, value.source)
     return True
 
 
@@ -100,7 +100,7 @@ def read_mro(vm: Interpreter, cls: type) -> tuple[type, ...]:
 
 def is_changeable(vm: Interpreter, cls: type) -> bool:
     """Can a class that was there before be another in another call? One written in C cannot."""
-    return not cls.__flags__ & _IMMUTABLE_TYPE and id(cls) not in vm.session.stand_ins
+    return not cls.__flags__ & _IMMUTABLE_TYPE and id(cls) not in vm.session.objects.stand_ins
 
 
 def read_names(vm: Interpreter, cls: type) -> None:
@@ -110,7 +110,7 @@ def read_names(vm: Interpreter, cls: type) -> None:
     session = vm.session
     held = session.sources.held(cls)
     for name in _NAMES:
-        session.guard(ConstantIs, session.sources.attr(held, name), getattr(cls, name))
+        session.guards.add(ConstantIs, session.sources.attr(held, name), getattr(cls, name))
 
 
 def read_members(vm: Interpreter, cls: type) -> None:
@@ -118,7 +118,7 @@ def read_members(vm: Interpreter, cls: type) -> None:
     names = cls.__dict__.get("_member_names_") if isinstance(cls, enum.EnumMeta) else None
     if isinstance(names, list) and is_changeable(vm, cls):
         place = vm.session.sources.instance_attr(vm.session.sources.held(cls), "_member_names_")
-        vm.session.guard(LengthIs, place, len(names))
+        vm.session.guards.add(LengthIs, place, len(names))
 
 
 def read_names_in(vm: Interpreter, text: str) -> None:

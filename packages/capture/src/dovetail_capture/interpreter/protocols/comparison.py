@@ -64,7 +64,7 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
         if is_number(left) and is_number(right):
             result = fold(vm, fn, settled(left.value), settled(right.value))  # type: ignore[attr-defined]
-            if vm.session.draws and isinstance(result, SymbolicNumber):
+            if vm.session.draws.calls and isinstance(result, SymbolicNumber):
                 return vm.decided(result)
             return result
         other = right if isinstance(left, SymbolicNumber) else left
@@ -239,7 +239,7 @@ def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
         return truth(vm, compare(vm, "==", left, right))
     both_fixed = isinstance(left, Constant) and isinstance(right, Constant)
     if not both_fixed and left.python_type() is right.python_type():
-        vm.session.distinct(left.source, right.source)
+        vm.session.guards.distinct(left.source, right.source)
     if isinstance(left, Constant) and isinstance(right, Constant):
         # Numbers and strings that capture made anew; equal ones count as one object.
         return left.python_type() is right.python_type() and (

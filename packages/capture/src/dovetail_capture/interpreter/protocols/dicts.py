@@ -72,10 +72,10 @@ def note_no_attributes(vm: Interpreter, dictionary: DictValue, name: str | None 
     if dictionary.cls is not OrderedDict or dictionary.source is None:
         return
     if name is not None:
-        vm.session.guard(c.HasInstanceAttr, dictionary.source, name, False)
+        vm.session.guards.add(c.HasInstanceAttr, dictionary.source, name, False)
     else:
         fields = vm.session.sources.attr(dictionary.source, "__dict__")
-        vm.session.guard(c.LengthIs, fields, 0)
+        vm.session.guards.add(c.LengthIs, fields, 0)
 
 
 def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
@@ -97,9 +97,9 @@ def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
     real = dict.get(origin, key, _ABSENT)  # `__getitem__` of a defaultdict would make one
     if real is _ABSENT:
         if dictionary.is_instance_dict:
-            session.guard(c.HasInstanceAttr, source, key, False)
+            session.guards.add(c.HasInstanceAttr, source, key, False)
         else:
-            session.guard(c.HasKey, source, key, False)
+            session.guards.add(c.HasKey, source, key, False)
         return None
     if dictionary.is_instance_dict:
         child_source = session.sources.instance_attr(source, key)
@@ -122,7 +122,7 @@ def contains(vm: Interpreter, dictionary: DictValue, key: Any) -> bool:
     present = dict.__contains__(dictionary.origin, key)
     assert dictionary.source is not None
     kind = c.HasInstanceAttr if dictionary.is_instance_dict else c.HasKey
-    vm.session.guard(kind, dictionary.source, key, present)
+    vm.session.guards.add(kind, dictionary.source, key, present)
     return present
 
 
@@ -139,16 +139,16 @@ def materialise(vm: Interpreter, dictionary: DictValue) -> dict[Any, tuple[Value
     moved = [key for how, key in dictionary.moves if how != "put"]  # some are back
     left = {SymbolicKey(key) if SymbolicKey.fits(key) else hash_key(key) for key in moved}
     symbolic: list[Any] = []
-    if session.symbolic_keys:
+    if session.objects.symbolic_keys:
         own = (*dictionary.entries, *dictionary.deleted, *left)
         symbolic = [key for key in own if type(key) is SymbolicKey]
     if dictionary.is_instance_dict:
         guarded = session.sources.attr(source, "__dict__")
-        session.guard(c.DictKeysAre, guarded, tuple(real_keys))
+        session.guards.add(c.DictKeysAre, guarded, tuple(real_keys))
     elif all(_is_plain_key(key) for key in real_keys):
-        session.guard(c.DictKeysAre, source, tuple(real_keys))
+        session.guards.add(c.DictKeysAre, source, tuple(real_keys))
     else:
-        session.guard(c.LengthIs, source, len(origin))
+        session.guards.add(c.LengthIs, source, len(origin))
     for index, real_key in enumerate(real_keys):
         real = dict.__getitem__(origin, real_key)
         if _is_plain_key(real_key):
@@ -233,7 +233,7 @@ def length(vm: Interpreter, dictionary: DictValue) -> int:
     origin = dictionary.origin
     if origin is not None and not dictionary.is_instance_dict and not dictionary.mutated:
         assert dictionary.source is not None
-        vm.session.guard(c.LengthIs, dictionary.source, len(origin))
+        vm.session.guards.add(c.LengthIs, dictionary.source, len(origin))
         return len(origin)
     return len(materialise(vm, dictionary))
 

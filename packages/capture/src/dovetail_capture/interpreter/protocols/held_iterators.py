@@ -58,7 +58,7 @@ def _parts_of(vm: Interpreter, value: HeldIterator) -> list[Value]:
     """The values of an iterator's parts, their number guarded."""
     found = iterators.parts(value.real)
     base = vm.session.sources.iterator_part(value.origin, "parts")
-    vm.session.guard(c.LengthIs, base, len(found))
+    vm.session.guards.add(c.LengthIs, base, len(found))
     return [_part(vm, value, place, found) for place in range(len(found))]
 
 
@@ -72,7 +72,9 @@ def _through_container(vm: Interpreter, value: HeldIterator) -> Step:
     except (TypeError, RuntimeError) as error:
         raise cannot_step(value, f": {error}") from None
     container = iterators.over(value.real)
-    session.keep_alive.append(rest)  # what only it holds must not be taken for another object
+    session.objects.keep_alive.append(
+        rest
+    )  # what only it holds must not be taken for another object
     source = session.sources.iterator_part(value.origin, "rest")
     place = 0
 
@@ -82,15 +84,15 @@ def _through_container(vm: Interpreter, value: HeldIterator) -> Step:
             raise cannot_step(value, ", whose container the frame has changed")
         if place == iterators.MOST_READ:
             raise cannot_step(value, f", {place} items after the first")
-        session.note_iterator_step(value)
+        session.iterators.note_step(value)
         if place == len(rest):
-            session.guard(c.LengthIs, source, place)
+            session.guards.add(c.LengthIs, source, place)
             return None
         real, item = rest[place], session.sources.item(source, place)
         place += 1
         if type(real) not in _PLAIN:
             return vm.wrap(real, item)
-        session.guard(c.TypeIs, item, type(real))
+        session.guards.add(c.TypeIs, item, type(real))
         return Lazy(real, item)
 
     return step
@@ -178,7 +180,7 @@ def _enumerate(vm: Interpreter, value: HeldIterator) -> Step:
         nonlocal number
         with _steps_within(vm):
             item = vm.next_value(child)
-        vm.session.note_iterator_step(value)
+        vm.session.iterators.note_step(value)
         if item is None:
             return None
         before, number = number, operators.binary(vm, "+", number, Constant(1), False)
@@ -195,7 +197,7 @@ def _count(vm: Interpreter, value: HeldIterator) -> Step:
 
     def step() -> Value:
         nonlocal number
-        vm.session.note_iterator_step(value)
+        vm.session.iterators.note_step(value)
         before, number = number, operators.binary(vm, "+", number, by, False)
         return before
 
@@ -217,11 +219,11 @@ def _steps_run_no_code(vm: Interpreter, value: Value) -> bool:
 @contextmanager
 def _steps_within(vm: Interpreter) -> Iterator[None]:
     """Steps that another iterator's step takes."""
-    vm.session.steps_within += 1
+    vm.session.iterators.steps_within += 1
     try:
         yield
     finally:
-        vm.session.steps_within -= 1
+        vm.session.iterators.steps_within -= 1
 
 
 _MAKERS: dict[type, Callable[[Interpreter, HeldIterator], Step]] = {

@@ -36,8 +36,8 @@ def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
         same = left.value is right.value
         if same and (made or left.value in _EMPTY):
             return True
-        if vm.session.can_relate(left.source, right.source):
-            relate = vm.session.same if same else vm.session.distinct
+        if vm.session.guards.can_relate(left.source, right.source):
+            relate = vm.session.guards.same if same else vm.session.guards.distinct
             relate(left.source, right.source)  # type: ignore[arg-type]
             return same
         equal = left.value == right.value or left.value != left.value

@@ -53,7 +53,7 @@ def _is_exporting(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
 
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
 def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    vm.session.error_blocks.append((args[0], vm.truth(vm.get_attr(args[0], "flag"))))
+    vm.session.modes.error_blocks.append((args[0], vm.truth(vm.get_attr(args[0], "flag"))))
     return NONE
 
 
@@ -61,12 +61,12 @@ def _breaks_are_errors_to_torch(
     vm: Interpreter, args: list[Value], kwargs: dict[str, Value]
 ) -> Value:
     flag = vm.truth(vm.get_attr(args[0], "error_on_graph_break"))
-    vm.session.error_blocks.append((args[0], flag))
+    vm.session.modes.error_blocks.append((args[0], flag))
     return NONE
 
 
 def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    blocks = vm.session.error_blocks
+    blocks = vm.session.modes.error_blocks
     if not blocks or blocks[-1][0] is not args[0]:  # Python entered it, at a break, and leaves it
         raise GraphBreakSignal("the end of an `error_on_graph_break` block that began before")
     blocks.pop()

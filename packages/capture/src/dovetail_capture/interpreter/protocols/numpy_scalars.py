@@ -20,7 +20,7 @@ from dovetail_capture.interpreter.values.base import Constant, Unread, Value
 from dovetail_capture.interpreter.values.draws import DrawSource
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
@@ -44,16 +44,16 @@ def arithmetic(session: Session, symbol: str, left: Value, right: Value) -> Cons
     example = numpy_errors.call(session, function, given)
     if not _is_scalar(example):
         return None
-    session.computes_scalars = True
-    source = session.draw(r.CallFunction(r.Const(function), recipes))
+    session.draws.computes_scalars = True
+    source = session.draws.draw(r.CallFunction(r.Const(function), recipes))
     known: list[Value] = []
 
     def number() -> Value:
         if not known:
             if not _is_outermost(session):
                 _refuse(example, source)
-            item = session.draw(r.CallFunction(r.GetAttr(r.Fetch(source), "item")))
-            known.append(session.drawn_number(example.item(), item, None))
+            item = session.draws.draw(r.CallFunction(r.GetAttr(r.Fetch(source), "item")))
+            known.append(session.draws.number(example.item(), item, None))
         return known[0]
 
     return Constant.guarded_when_read(source, Unread(example, _refuse, number))
@@ -77,8 +77,8 @@ def _operand(session: Session, value: Value) -> tuple[Any, r.Recipe] | None:
         if isinstance(value.value, _NUMBERS) or _is_scalar(value.value):
             return value.value, r.Const(value.value)
         return None
-    for graph_input, known in session.inputs:
-        if known is value and session.numbers.get(graph_input.source) is value:
+    for graph_input, known in session.inputs.entries:
+        if known is value and session.inputs.numbers.get(graph_input.source) is value:
             return graph_input.example, r.Fetch(graph_input.source)
     return None
 

@@ -211,7 +211,7 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
         try:
             real = attr.__get__(obj.real)
         except AttributeError:
-            vm.session.guard(c.SlotIsEmpty, obj.source, name)
+            vm.session.guards.add(c.SlotIsEmpty, obj.source, name)
             return missing(vm, obj, name)
         value = vm.wrap(real, vm.session.sources.attr(obj.source, name))
         obj.slots[name] = value
@@ -242,7 +242,7 @@ def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     for kind in ("_parameters", "_buffers", "_modules"):
         origin = obj.fields.origin
         real = None if origin is None else origin.get(kind)
-        known = session.known.get(id(real)) if real is not None else None
+        known = session.objects.known.get(id(real)) if real is not None else None
         if real is None or kind in obj.fields.entries or known is not None:
             holder = known if known is not None else dicts.get(vm, obj.fields, kind)
             if isinstance(holder, DictValue):
@@ -254,5 +254,5 @@ def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
         base = session.sources.instance_attr(obj.source, kind)
         if name in real:
             return vm.wrap(real[name], session.sources.item(base, name))
-        session.guard(c.HasKey, base, name, False)
+        session.guards.add(c.HasKey, base, name, False)
     return missing(vm, obj, name)

@@ -113,7 +113,7 @@ def has_own(vm: Interpreter, value: Value, *names: str) -> bool:
     if value.__class__ is not Constant:
         return False
     cls = value.python_type()
-    if cls.__flags__ & _IMMUTABLE_TYPE or id(cls) in vm.session.stand_ins:
+    if cls.__flags__ & _IMMUTABLE_TYPE or id(cls) in vm.session.objects.stand_ins:
         return False
     found = (class_attributes.class_lookup(vm, cls, name)[1] for name in names)
     return any(

@@ -109,7 +109,7 @@ def handled_exception(vm: Interpreter) -> Value | None:
     if handled is None:
         if READERS["handles_exception"]():
             raise GraphBreakSignal("a question for the exception handled around the frame")
-        vm.session.guard_state("handles_exception", False)
+        vm.session.guards.state("handles_exception", False)
     return handled
 
 

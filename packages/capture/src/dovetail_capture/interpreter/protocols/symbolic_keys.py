@@ -11,20 +11,20 @@ from dovetail_capture.interpreter.values.containers import SetValue, hash_key
 from dovetail_capture.interpreter.values.symbolic import SymbolicKey
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 
 def key_among(session: Session, key: Value, *known: Iterable[Any]) -> Any:
     """The hash key of `key` in a container with the `known` hash keys. That of a symbolic int is
     one of them, or another than each of them, which is guarded."""
     if SymbolicKey.fits(key):
-        session.symbolic_keys = True
+        session.objects.symbolic_keys = True
         hashed: Any = SymbolicKey(key)
         if any(hashed in keys for keys in known):
             return hashed
     else:
         hashed = hash_key(key)
-        if not session.symbolic_keys:
+        if not session.objects.symbolic_keys:
             return hashed
     return known_key(hashed, [other for keys in known for other in keys])
 

@@ -154,7 +154,7 @@ def _within(vm: Interpreter, number: SymbolicNumber, obj: TensorValue, dim: int)
         return False
     if number.value.node.hint is None:
         return True
-    if vm.session.function_modes or vm.session.own_functions:
+    if vm.session.modes.function_modes or vm.session.modes.own_functions:
         return False
     size = obj.sizes[dim]
     return bool(-size <= number.value) and bool(number.value < size)

@@ -1,0 +1,1 @@
+"""The state of one capture attempt, as ledgers that each have one owner."""

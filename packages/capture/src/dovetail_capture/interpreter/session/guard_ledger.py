@@ -1,0 +1,110 @@
+"""The guards that one capture attempt gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from dovetail_guards import clauses as c
+from dovetail_guards.source import ClosureCellSource, ObjectSource, Source
+
+from dovetail_capture.interpreter.values.base import Constant, Unread, Value
+from dovetail_capture.interpreter.values.draws import DrawSource
+
+
+class GuardLedger:
+    """Clauses, each once, in the order in which the interpreter came to rely on them."""
+
+    def __init__(self) -> None:
+        self.clauses: list[c.Clause] = []
+        self.sealed = False  # have the guards been made?
+        self.global_hooks = False  # is it guarded that there are no hooks of all modules?
+        self._known: set[Any] = set()
+        self._constants: dict[int, Constant] = {}  # by the ids of their sources
+        self._types: dict[int, int] = {}  # by source: where in `clauses` the type is guarded
+
+    def add(self, kind: type[Any], source: Source, *args: Any) -> None:
+        """Add the clause `kind(source, *args)` once."""
+        key = (kind, id(source), *args)
+        try:
+            if key in self._known:
+                return
+            self._known.add(key)
+        except TypeError:  # an unhashable expected value
+            pass
+        self.clauses.append(kind(source, *args))
+
+    def append(self, *clauses: c.Clause) -> None:
+        """Add clauses that cannot be there yet."""
+        self.clauses.extend(clauses)
+
+    def seal(self) -> None:
+        """The guards are made: what is asked for from now on would not be guarded."""
+        self.sealed = True
+
+    def constant(
+        self, real: Any, source: Source, as_number: Callable[[], Value | None]
+    ) -> Constant:
+        """The value of a pre-existing object that is known by its value: its type is guarded now,
+        and its value once something asks for it, unless it is a symbolic number by then."""
+        found = self._constants.get(id(source))
+        if found is None:
+            unread = Unread(real, self._guard_value, as_number)
+            found = Constant.guarded_when_read(source, unread)
+            self._constants[id(source)] = found
+            self._types[id(source)] = len(self.clauses)
+            self.clauses.append(c.TypeIs(source, type(real)))
+        return found
+
+    def _guard_value(self, real: Any, source: Source) -> None:
+        """Guard the value in place of the type, which it tells, too."""
+        if self.sealed:
+            raise RuntimeError(f"{source} is asked for when the guards are made")
+        self.clauses[self._types[id(source)]] = c.ConstantIs(source, real)
+
+    def ints(self) -> dict[int, int]:
+        """The ints that existed before and whose value is guarded, by the ids of their sources."""
+        found = {}
+        for place, constant in self._constants.items():
+            if constant.unread is None and type(constant.value) is int:
+                found[place] = constant.value
+        return found
+
+    def forget_constants(self) -> None:
+        """Let go of the values of pre-existing objects."""
+        self._constants.clear()
+
+    def pin(self, source: Source, obj: Any, by_address: bool = False) -> None:
+        """Guard that `source` gives this very object (`by_address`: see `IdIs`)."""
+        if type(source) is not ObjectSource:
+            self._once((c.IdIs, id(source)), partial(c.IdIs, source, obj, by_address))
+
+    def state(self, name: str, value: Any) -> None:
+        """Guard a global setting (a reader of `torch_state`)."""
+        self._once((c.TorchState, name), partial(c.TorchState, name, value))
+
+    def can_relate(self, first: Source | None, second: Source | None) -> bool:
+        """Can guards speak of both objects?"""
+        made = (type(None), ClosureCellSource, DrawSource)
+        return not isinstance(first, made) and not isinstance(second, made)
+
+    def distinct(self, first: Source | None, second: Source | None) -> None:
+        """Guard that two sources give different objects. An object without a source is made in
+        the frame: it is no other."""
+        if first is None or second is None or first is second:
+            return
+        if self.can_relate(first, second):
+            clause = partial(c.DistinctObjects, (first, second))
+            self._once((c.DistinctObjects, id(first), id(second)), clause)
+
+    def same(self, first: Source, second: Source) -> None:
+        """Guard that two sources give one object."""
+        if first is not second:
+            clause = partial(c.SameObject, (first, second))
+            self._once((c.SameObject, id(first), id(second)), clause)
+
+    def _once(self, key: tuple[Any, ...], clause: Callable[[], c.Clause]) -> None:
+        if key not in self._known:
+            self._known.add(key)
+            self.clauses.append(clause())

@@ -1,0 +1,66 @@
+"""The state of one capture attempt."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.session.draw_ledger import DrawLedger
+from dovetail_capture.interpreter.session.effect_ledger import EffectLedger
+from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
+from dovetail_capture.interpreter.session.input_ledger import InputLedger
+from dovetail_capture.interpreter.session.iterator_ledger import IteratorLedger
+from dovetail_capture.interpreter.session.late_ledger import LateLedger
+from dovetail_capture.interpreter.session.mode_ledger import ModeLedger
+from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
+from dovetail_capture.interpreter.shapes import InputShapes
+from dovetail_capture.interpreter.sources import SourceTable
+from dovetail_capture.interpreter.values.checks import PendingChecks
+from dovetail_capture.options import CaptureOptions
+
+
+class Session:
+    """Everything that one attempt gathers, each kind in a ledger of its own. A new attempt starts
+    from a new session."""
+
+    def __init__(
+        self,
+        code: CodeType,
+        globals_: dict[str, Any],
+        recorder: Recorder,
+        options: CaptureOptions,
+    ) -> None:
+        self.code = code
+        self.globals_ = globals_
+        self.recorder = recorder
+        self.exports = options.exports
+        self.fullgraph = options.fullgraph
+        self.shapes = InputShapes(options)
+        self.sources = SourceTable()
+        self.guards = GuardLedger()
+        self.objects = ObjectLedger()
+        self.modes = ModeLedger()
+        self.inputs = InputLedger(
+            options, recorder, self.shapes, self.sources, self.guards, self.objects, self.modes
+        )
+        self.draws = DrawLedger(self.shapes, self.inputs)
+        self.iterators = IteratorLedger()
+        self.effects = EffectLedger()
+        self.late = LateLedger()
+        self.checks = PendingChecks()  # of the data of tensors
+        # What a program learns that asks whether it is compiled, and whether one did.
+        self.compiling, self.asked_compiling = True, False
+        # Are functions of autograd that nothing differentiates part of the graph around them, and
+        # was one of them a node instead?
+        self.inlines_functions, self.applied_functions = False, False
+        self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
+        if options.fullgraph or options.captures_data:
+            recorder.data_env = self.shapes.env
+        functions_off = self.modes.functions_off
+        recorder.functions_off = lambda: bool(functions_off)
+
+    def let_go(self) -> None:
+        """Part the values from the objects they stand for."""
+        self.objects.let_go()
+        self.guards.forget_constants()
