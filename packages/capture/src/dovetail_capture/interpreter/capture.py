@@ -25,6 +25,7 @@ from dovetail_capture.errors import GraphBreakError, NotCapturable
 from dovetail_capture.function_stack import no_function_modes
 from dovetail_capture.interpreter import effects, generators, iterator_recipes, value_checks
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
+from dovetail_capture.interpreter.bytecode_interpreter import BytecodeInterpreter
 from dovetail_capture.interpreter.counters import counters
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.handlers import handlers_of
@@ -260,7 +261,7 @@ class _Attempt:
         self.session.checks.way = way
         self.session.checks.error = error or RuntimeError("an operation's")
         self.left = False  # by the error of an operation
-        self.vm = Interpreter(self.session, options, DEBUG)
+        self.vm = BytecodeInterpreter(self.session, options, DEBUG)
         sources = self.session.sources
         slots: list[Any] = [
             Lazy(real, sources.root("local", name))

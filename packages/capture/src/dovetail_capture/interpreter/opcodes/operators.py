@@ -16,7 +16,7 @@ from dovetail_capture.interpreter.protocols import (
     subscripts,
 )
 from dovetail_capture.interpreter.value_checks import opposite
-from dovetail_capture.interpreter.values.base import boolean
+from dovetail_capture.interpreter.values.base import NONE, boolean
 from dovetail_capture.interpreter.values.containers import SliceValue
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def delete_subscr(frame: Frame, inst: Instruction) -> None:
 def binary_slice(frame: Frame, inst: Instruction) -> None:
     stop = frame.stack.pop()
     start = frame.stack.pop()
-    key = SliceValue(start, stop, frame.vm.none)
+    key = SliceValue(start, stop, NONE)
     frame.stack.append(subscripts.getitem(frame.vm, frame.stack.pop(), key))
 
 
@@ -101,7 +101,7 @@ def store_slice(frame: Frame, inst: Instruction) -> None:
     stop = frame.stack.pop()
     start = frame.stack.pop()
     obj = frame.stack.pop()
-    key = SliceValue(start, stop, frame.vm.none)
+    key = SliceValue(start, stop, NONE)
     subscripts.setitem(frame.vm, obj, key, frame.stack.pop())
 
 

@@ -122,7 +122,7 @@ def native_new(
         return ObjectValue(cls)
     maker = vm.new_handlers.get(owner)
     if maker is not None:
-        return maker(vm, cls, args, kwargs)  # type: ignore[no-any-return]
+        return maker(vm, cls, args, kwargs)
     if issubclass(owner, BaseException):
         value = ObjectValue(cls)
         value.base_new = owner

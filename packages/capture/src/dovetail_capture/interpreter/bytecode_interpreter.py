@@ -1,0 +1,370 @@
+"""The interpreter of one capture attempt, joined of protocols, library models and opcodes."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from dovetail_capture.interpreter import (
+    bytecode,
+    folding,
+    generators,
+    handlers,
+    value_checks,
+    whole_calls,
+)
+from dovetail_capture.interpreter import wrap as wrapping
+from dovetail_capture.interpreter.frame import Frame
+from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.handlers import handles
+from dovetail_capture.interpreter.library import table as library
+from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
+from dovetail_capture.interpreter.protocols import (
+    assignment,
+    attributes,
+    calls,
+    constants,
+    dicts,
+    iteration,
+    raising,
+    sequences,
+    subscripts,
+    truth_and_length,
+)
+from dovetail_capture.interpreter.session.session import Session
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.checks import TruthOf
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import (
+    CellValue,
+    GeneratorValue,
+    TransformValue,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.options import CaptureOptions
+
+_DECODED: dict[int, tuple[weakref.ref[CodeType], bytecode.DecodedCode]] = {}
+MAX_DEPTH = 150
+
+
+class BytecodeInterpreter(Interpreter):
+    """Joins the protocols over values, and keeps the stack of interpreted frames."""
+
+    handlers = library.HANDLERS
+    code_handlers = library.CODE_HANDLERS
+    named_handlers = library.NAMED_HANDLERS
+    arrays = library.numpy_functions
+    new_handlers = library.NEW_HANDLERS
+    pure_classes = library.PURE_CLASSES
+
+    def __init__(self, session: Session, options: CaptureOptions, debug: bool = False) -> None:
+        self.session = session
+        self.options = options
+        # An interpreted call takes several of the interpreter's own.
+        self.debug = debug
+        self.frames: list[Frame] = []
+        self.generators: list[GeneratorValue] = []
+        self.class_attributes: dict[tuple[type, str], tuple[Any, Any]] = {}
+        # What was read of classes before the frame changed any: (class, name) -> raw attribute
+        self.class_reads: dict[tuple[type, str], Any] = {}
+        self.classes_read: dict[type, None] = {}
+        self.function_defaults: dict[Any, tuple[list[Any], dict[str, Any]]] = {}
+        self.global_values: dict[tuple[int, str], Value] = {}
+        self.copied: set[int] = set()  # the containers that `as_python` is in
+        self.class_attribute_values: dict[tuple[type, str], Value] = {}
+
+    # --- values of real objects ----------------------------------------------------------------
+
+    def wrap(self, real: Any, source: Any) -> Value:
+        return wrapping.wrap(self.session, real, source)
+
+    def held(self, real: Any) -> Value:
+        if real is None:
+            return NONE
+        return wrapping.wrap(self.session, real, self.session.sources.held(real))
+
+    def constant(self, real: Any) -> Value:
+        return constants.from_python(self, real)
+
+    def set_stand_in_attr(self, cls: type, name: str, value: Value) -> None:
+        library.set_class_attr(self, cls, name, value)
+
+    def wrap_class_attr(self, owner: type, name: str, attr: Any) -> Value:
+        key = (owner, name)
+        known = self.class_attribute_values.get(key)
+        if known is None:
+            sources = self.session.sources
+            made_here = id(owner) in self.session.objects.stand_ins
+            if owner.__module__ == "builtins" or callable(attr) or made_here:
+                known = self.held(attr)
+            else:
+                known = self.wrap(attr, sources.attr(sources.held(owner), name))
+            self.class_attribute_values[key] = known
+        return known
+
+    def as_python(self, value: Any) -> Any:
+        return constants.as_python(self, value)
+
+    def native(self, value: Value) -> Value:
+        if isinstance(value, ObjectValue) and value.native is not None:
+            return value.native
+        return value
+
+    # --- exceptions of the program -------------------------------------------------------------
+
+    def raise_exception(self, cls: type, args: list[Value]) -> NoReturn:
+        raising.raise_exception(self, cls, args)
+
+    def raise_error(
+        self, cls: type, text: str, name: str | None = None, obj: Value | None = None
+    ) -> NoReturn:
+        raising.raise_error(self, cls, text, name, obj)
+
+    def raise_real(self, error: Exception) -> NoReturn:
+        raising.raise_exception(self, type(error), [self.constant(arg) for arg in error.args])
+
+    def note_context(self, error: ObjectValue) -> None:
+        raising.note_context(self, error)
+
+    def as_exception(self, value: Value, what: str = "exceptions") -> ObjectValue:
+        return raising.as_exception(self, value, what)
+
+    def handled_exception(self) -> Value | None:
+        return raising.handled_exception(self)
+
+    # --- protocols -----------------------------------------------------------------------------
+
+    def get_attr(self, obj: Value, name: str) -> Value:
+        return attributes.get_attr(self, obj, name)
+
+    def find_attr(self, obj: Value, name: str) -> Value | None:
+        return attributes.find_attr(self, obj, name)
+
+    def set_attr(self, obj: Value, name: str, value: Value) -> None:
+        assignment.set_attr(self, obj, name, value)
+
+    def del_attr(self, obj: Value, name: str) -> None:
+        assignment.del_attr(self, obj, name)
+
+    def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return calls.call(self, fn, args, kwargs)
+
+    def call_method(self, obj: Value, name: str, args: list[Value]) -> Value:
+        return calls.call(self, attributes.get_attr(self, obj, name), args, {})
+
+    def getitem(self, obj: Value, key: Value) -> Value:
+        return subscripts.getitem(self, obj, key)
+
+    def truth(self, value: Value) -> bool:
+        return truth_and_length.truth(self, value)
+
+    def depends_on_data(self, value: Value) -> bool:
+        if self.session.recorder.data_env is None:
+            return False
+        if isinstance(value, SymbolicNumber):
+            return not isinstance(value.value, int) and value.value.node.hint is None
+        return isinstance(value, TensorValue) and value.answer is None
+
+    def decided(self, truth: SymbolicNumber) -> Value:
+        if self.session.recorder.data_env is None and truth.value.node.hint is None:
+            return self.constant(bool(truth.value))
+        return truth
+
+    def data_of(self, value: Value) -> Any:
+        if isinstance(value, TensorValue):
+            known = self.session.recorder.data.of(value.fake)
+            return constants.UNKNOWN if known is None else known
+        return self.as_python(value)
+
+    def require(self, condition: Value, wanted: bool) -> bool:
+        return library.require_truth(self, condition, wanted)
+
+    def handles_exceptions(self) -> bool:
+        return any(map(handlers.handles, self.frames))
+
+    def check_later(self, *conditions: tuple[Value, bool]) -> bool:
+        return value_checks.take(self, conditions)
+
+    def truth_of(self, value: Value) -> TruthOf | None:
+        return value_checks.truth_of(self, value)
+
+    def behind_proxy(self, value: Value) -> Value:
+        return library.mapping_of(self, value)
+
+    def get_iter(self, value: Value) -> Value:
+        return iteration.get_iter(self, value)
+
+    def next_value(self, iterator: Value) -> Value | None:
+        return iteration.next_value(self, iterator)
+
+    def iterate(self, value: Value) -> Iterator[Value]:
+        return iteration.iterate(self, value)
+
+    def is_instance(self, value: Value, classinfo: Value) -> bool:
+        return library.is_instance(self, value, classinfo)
+
+    def to_text(self, value: Value, how: str) -> str:
+        return library.to_text(self, value, how)
+
+    # --- variables ------------------------------------------------------------------------------
+
+    def resolve_cell(self, cell: CellValue) -> Value:
+        if self.session.late.watch is not None:
+            self.session.late.watch.cell(cell, str(self.frames[-1].current.argval))
+        content = cell.content
+        if content.__class__ is Lazy:
+            content = cell.content = self.wrap(content.real, content.source)
+        return content  # type: ignore[no-any-return]
+
+    def set_global(self, globals_: dict[str, Any], name: str, value: Value | None) -> None:
+        self.session.effects.write_global(globals_, name, value)
+
+    # --- tensor operations and folding ---------------------------------------------------------
+
+    def is_operation(self, fn: Any) -> bool:
+        return library.is_operation(fn)
+
+    def record_whole(self, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return whole_calls.record_whole(self, real, args, kwargs)
+
+    def record(
+        self,
+        kind: str,
+        target: Any,
+        args: list[Value],
+        kwargs: dict[str, Value],
+        run: Callable[..., Any] | None = None,
+    ) -> Value:
+        for value in (*args, *kwargs.values()):
+            if value.__class__ is not TensorValue and value.__class__ is not Constant:
+                self.look_into(value)
+        if self.session.modes.function_modes or self.session.modes.own_functions:
+            function = getattr(torch.Tensor, target) if kind == "call_method" else target
+            kwargs = dict(kwargs)
+            answer = library.through_modes(self, function, args, kwargs)
+            if answer is not None:
+                return answer
+            library.check_input_stays(target, args)
+        value_checks.note_operation(self, getattr(target, "__name__", target), args)
+        try:
+            result = self.session.recorder.record(kind, target, args, kwargs, run)
+        except NotAGraphArgument:
+            function = getattr(torch.Tensor, target) if kind == "call_method" else target
+            answer = library.ask_objects(self, function, args, kwargs)
+            if answer is None:
+                raise
+            return answer
+        asked = kwargs.get("requires_grad")
+        if asked is not None and isinstance(result, TensorValue) and result.fake.requires_grad:
+            self.session.effects.make_leaf(result, self.frames[0].steps)
+        return result
+
+    def look_into(self, value: Value) -> None:
+        value = self.native(value)
+        if isinstance(value, (ListValue, TupleValue)):
+            children = sequences.items(self, value)
+        elif isinstance(value, DictValue):
+            children = [child for _, child in dicts.items(self, value)]
+        else:
+            return
+        for child in children:
+            if child.__class__ is not TensorValue and child.__class__ is not Constant:
+                self.look_into(child)
+
+    def answer_of_modes(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
+        asks = self.session.modes.function_modes or self.session.modes.own_functions
+        if not asks or not library.is_operation(fn):
+            return None
+        return library.through_modes(self, fn, args, kwargs)
+
+    def call_transformed(
+        self, fn: TransformValue, args: list[Value], kwargs: dict[str, Value]
+    ) -> Value:
+        return library.call_transformed(self, fn, args, kwargs)
+
+    def tensor_property(self, obj: TensorValue, name: str) -> Value:
+        if self.session.modes.function_modes or self.session.modes.own_functions:
+            answer = library.through_modes(self, operator.attrgetter(name), [obj], {})
+            if answer is not None:
+                return answer
+        return library.tensor_property(self, obj, name)
+
+    def tensor_of_class(self, tensor: Value, cls: type) -> Value:
+        return library.as_subclass(self, [tensor, Constant(cls)], {})
+
+    def is_pure(self, fn: Any) -> bool:
+        return library.is_pure(fn)
+
+    def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return folding.fold(self, fn, args, kwargs)
+
+    # --- frames --------------------------------------------------------------------------------
+
+    def decode(self, code: CodeType) -> bytecode.DecodedCode:
+        key = id(code)
+        known = _DECODED.get(key)
+        if known is None:
+            owner = weakref.ref(code, lambda _: _DECODED.pop(key, None))
+            known = _DECODED[key] = (owner, bytecode.decode(code, OPCODE_HANDLERS))
+        return known[1]
+
+    def run_frame(self, frame: Frame) -> Value:
+        frames = self.frames
+        if len(frames) > MAX_DEPTH:
+            raise GraphBreakSignal(f"calls nested more than {MAX_DEPTH} deep")
+        frames.append(frame)
+        try:
+            frame.run()
+        except GraphBreakSignal as signal:
+            self.note_break(signal)
+            raise
+        except RecursionError:  # ours: an interpreted call takes several of the interpreter's own
+            raise GraphBreakSignal("calls nested deeper than capture follows") from None
+        finally:
+            frames.pop()
+        assert frame.result is not None
+        return frame.result
+
+    def resume(self, generator: GeneratorValue, sent: Value | None) -> Value | None:
+        return generators.resume(self, generator, sent)
+
+    def throw_into(self, generator: GeneratorValue, error: ObjectValue) -> Value | None:
+        return generators.throw_into(self, generator, error)
+
+    def note_break(self, signal: GraphBreakSignal) -> None:
+        if signal.where is None:
+            signal.where = [
+                (frame.code.co_filename, frame.line(), _function_of(frame)) for frame in self.frames
+            ]
+            if signal.raises is not None and any(map(handles, self.frames)):
+                signal.raises = None
+
+    def stack_trace(self) -> str:
+        lines = []
+        for frame in self.frames:
+            code = frame.code
+            lines.append(f'File "{code.co_filename}", line {frame.line()}, in {code.co_name}')
+        return "\n".join(lines)
+
+
+def _function_of(frame: Frame) -> str:
+    """The name of a frame's function, for people; of a module's method, which module's."""
+    name = frame.code.co_qualname
+    module = frame.slots[0] if frame.code.co_varnames[:1] == ("self",) else None
+    if frame.is_top or not isinstance(module, Value) or module.source is None:
+        return name
+    return f"{name} of {module.source}" if issubclass(module.python_type(), nn.Module) else name
