@@ -30,6 +30,7 @@ from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
     calls,
+    choices,
     constants,
     dicts,
     iteration,
@@ -42,6 +43,7 @@ from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.checks import TruthOf
+from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -251,7 +253,10 @@ class BytecodeInterpreter(Interpreter):
     ) -> Value:
         for value in (*args, *kwargs.values()):
             if value.__class__ is not TensorValue and value.__class__ is not Constant:
-                self.look_into(value)
+                if value.__class__ is Chosen:
+                    args = choices.settled(getattr(target, "__name__", target), args, kwargs)
+                else:
+                    self.look_into(value)
         if self.session.modes.function_modes or self.session.modes.own_functions:
             function = getattr(torch.Tensor, target) if kind == "call_method" else target
             kwargs = dict(kwargs)

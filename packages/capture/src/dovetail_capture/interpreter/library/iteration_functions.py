@@ -17,6 +17,7 @@ from dovetail_capture.interpreter.library import own_functions, polyfills
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.list_methods import error_of, sorted_items
 from dovetail_capture.interpreter.protocols import (
+    choices,
     comparison,
     held_iterators,
     inlining,
@@ -209,6 +210,9 @@ def extremum(symbol: str) -> Handler:
             if "default" in kwargs:
                 return kwargs["default"]
             return vm.fold(min if symbol == "<" else max, [ListValue([])], {})  # its ValueError
+        chosen = choices.extremum(vm, symbol, items) if is_none(key) else None
+        if chosen is not None:
+            return chosen
         if is_none(key) and any(vm.depends_on_data(item) for item in items):
             if all(item.python_type() is int for item in items):  # no branch can tell
                 either = torch.sym_min if symbol == "<" else torch.sym_max

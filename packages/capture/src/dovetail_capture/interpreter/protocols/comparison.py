@@ -7,7 +7,7 @@ import types
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.protocols import class_attributes, dicts, method_equality
+from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts, method_equality
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
     concrete,
@@ -23,6 +23,7 @@ from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.value_ranges import decided
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
+from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -56,6 +57,8 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     """`left <symbol> right`."""
     fn = COMPARE[symbol][0]
     left_class, right_class = left.__class__, right.__class__
+    if left_class is Chosen or right_class is Chosen:
+        return choices.compare(vm, symbol, left, right)
     own = _has_own_comparison(vm, symbol, left, right)
     if isinstance(left, Constant) and isinstance(right, Constant) and not own:
         return fold(vm, fn, left.value, right.value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from dovetail_capture.interpreter.protocols import (
+    choices,
     class_attributes,
     dicts,
     numpy_scalars,
@@ -31,6 +32,7 @@ from dovetail_capture.interpreter.protocols.subscripts import index_of
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, is_not_implemented
+from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -56,6 +58,8 @@ def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: boo
     """`left <symbol> right`, or the augmented assignment's value."""
     fn = BINARY[symbol][0]
     left_class, right_class = left.__class__, right.__class__
+    if left_class is Chosen or right_class is Chosen:
+        return choices.binary(vm, symbol, left, right, inplace)
     own = _has_own_operator(vm, symbol, left, right)
     if symbol == "*" and any(has_own(vm, side, "__index__") for side in (left, right)):
         counted = None if own else _repeated(vm, left, right)
