@@ -10,6 +10,7 @@ from typing import Any
 from dovetail_guards.guard_set import GuardSet
 
 from dovetail_capture._frame_hook import Entry
+from dovetail_capture.options import Learned
 from dovetail_capture.recompiles import MadeFor, gone_objects
 
 
@@ -44,6 +45,11 @@ class CodeFacts:
     def guards(self) -> list[GuardSet]:
         """Those of the compiled versions, in the order of checking."""
         return [version.guards for version in self.versions]
+
+    @property
+    def learned(self) -> Learned:
+        """What the next capture is told."""
+        return Learned(self.sizes, self.replaced, self.plain_floats, self.refused)
 
     def drop(self, version: Version) -> None:
         """Forget a version, because an object died that it was for."""

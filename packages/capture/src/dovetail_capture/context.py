@@ -510,22 +510,13 @@ class CaptureContext(_frame_hook.Context):
 
     def _options_for(self, code: CodeType) -> CaptureOptions:
         """The options, with what is known of a frame."""
-        options, facts = self.options, self._facts.of(code)
-        if facts.sizes:
-            options = replace(options, dynamic_sizes=options.dynamic_sizes | facts.sizes)
-        if facts.replaced:
-            options = replace(options, replaced=facts.replaced)
-        if self._static_graphs:
-            options = replace(options, static_graphs=True)
-        if facts.plain_floats:
-            options = replace(options, plain_floats=True)
-        if facts.refused:
-            options = replace(options, refused=facts.refused)
-        if self._continuations.unwinding(code) is not None:
-            options = replace(options, unwinds=True)
-        if captures_data():
-            options = replace(options, captures_data=True)
-        return options
+        return replace(
+            self.options,
+            learned=self._facts.of(code).learned,
+            static_graphs=self.options.static_graphs or bool(self._static_graphs),
+            unwinds=self._continuations.unwinding(code) is not None,
+            captures_data=self.options.captures_data or captures_data(),
+        )
 
     def _leave(self, code: CodeType, way: Way, error: BaseException, *frame: Any) -> None:
         """Do what a frame's `finally` blocks do where its graph has raised `error`."""

@@ -252,7 +252,7 @@ class _Attempt:
         self.leaks = False  # a tensor left the function that it is inside of
         self.cannot_check = False  # the frame could not be run again if a check did not hold
         self.notices = False  # ... nor if the graph raises, which blocks of `finally` see
-        self.recorder = Recorder(lambda: self.vm.stack_trace(), options.refused)
+        self.recorder = Recorder(lambda: self.vm.stack_trace(), options.learned.refused)
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.session.compiling = way.compiling
         self.session.shapes.counters = way.counters

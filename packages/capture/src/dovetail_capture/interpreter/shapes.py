@@ -25,8 +25,8 @@ class InputShapes:
         self.dynamic = options.dynamic
         self.static = options.static_graphs
         self.exports = options.exports
-        self.plain_floats = self.static or options.plain_floats
-        self.changed = options.dynamic_sizes
+        self.plain_floats = self.static or options.learned.plain_floats
+        self.changed = options.learned.sizes
         self.changed_names = frozenset(name for name, _ in self.changed)
         self.counters: frozenset[str] = (
             frozenset()

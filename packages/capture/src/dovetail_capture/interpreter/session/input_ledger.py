@@ -79,7 +79,7 @@ class InputLedger:
         # ids of the tensors inside of wrapping inputs: their sizes are fixed, as these tensors' are
         self._inner: set[int] = set()
         self._exports = options.exports
-        self._replaced = options.replaced
+        self._replaced = options.learned.replaced
         self._recorder = recorder
         self._shapes = shapes
         self._sources = sources
