@@ -184,54 +184,26 @@ class CompilerBackend:
         static = frozenset(
             i for i, v in places if isinstance(v, torch.Tensor) and has_static_address(v)
         )
-        keeps_weights = self.options.constant_weights and not training and not wrapped
-        role = _Role(training, place_in(gm))
+        role = _Role(training, place_in(gm), static)
         tell("pre_grad_graphs", role.place, lambda: str(gm.code.strip()), suffix="py")
-        kept = frozenset[int]()  # by the caller, of the forward's results
-        constant = frozenset[int]()
-        silent = False  # does it write inputs without their version counters' telling?
-
-        def partition(joint: JointGraph) -> PartitionedGraph:
-            nonlocal kept, constant, silent
-            parts = cut(joint, self.options)
-            tell("aot_joint_graph", role.place, joint.as_text, suffix="py")
-            tell("aot_graphs", role.place, parts.as_text, suffix="py")
-            silent |= any(m.silent for m in parts.signature.mutated)
-            self.writes_inputs |= bool(parts.signature.mutated)
-            kept = _kept_by_the_caller(parts.signature)
-            if keeps_weights and not joint.storages:
-                constant = never_written(gm, parts.signature)
-            return parts
-
-        def forward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            split = prepare_weights(graph, constant) if constant else None
-            if split is None:
-                return self._compile(graph, inputs, replace(role, static=static, kept=kept))
-            given = [*inputs, *split.prepared]
-            known = static.union(range(len(inputs), len(given)))
-            run = self._compile(split.rest, given, replace(role, static=known, kept=kept))
-            weights = ConstantWeights(split, run)
-            self._weights.append(weakref.ref(weights))
-            return weights
-
-        def backward_compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return self._compile(graph, inputs, replace(role, late=True))
-
+        keeps_weights = self.options.constant_weights and not training and not wrapped
+        stages = _Stages(self, gm, role, keeps_weights)
         start, known = time.perf_counter(), len(self.compiled)
         run = aot_compile(
             gm,
             example_inputs,
-            forward_compiler=forward_compiler,
-            backward_compiler=backward_compiler,
+            forward_compiler=stages.compile_forward,
+            backward_compiler=stages.compile_backward,
             decompositions=core_aten_table(),
-            partition=partition,
+            partition=stages.partition,
             rewrite=_with_attention,
             log=self.aot,
             late_error=partial(self._note, replace(role, late=True), gm),
         )
         generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
         self.aot_s += time.perf_counter() - start - generated
-        return self._telling(run) if silent and self.options.constant_weights else run
+        writes_unseen = stages.writes_unseen and self.options.constant_weights
+        return self._telling(run) if writes_unseen else run
 
     def _telling(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, after which nothing is known of weights."""
@@ -339,6 +311,56 @@ class CompilerBackend:
         loaded = time.perf_counter()
         self.compiled.append(CompiledGraph.of(plan, planned - start, loaded - planned))
         return artifact
+
+
+@dataclass
+class _Stages:
+    """What AOT autograd calls while it compiles one captured graph: to cut a joint graph, then to
+    compile its forward and its backward. `signature` is that of the latest of these graphs."""
+
+    backend: CompilerBackend
+    gm: GraphModule
+    role: _Role
+    keeps_weights: bool
+    signature: Signature | None = None
+    writes_unseen: bool = False  # are inputs written without their version counters' telling?
+    has_storages: bool = False
+
+    def partition(self, joint: JointGraph) -> PartitionedGraph:
+        """Cut a joint graph in forward and backward."""
+        place = self.role.place
+        parts = cut(joint, self.backend.options)
+        tell("aot_joint_graph", place, joint.as_text, suffix="py")
+        tell("aot_graphs", place, parts.as_text, suffix="py")
+        self.signature = parts.signature
+        mutated = parts.signature.mutated
+        self.writes_unseen |= any(m.silent for m in mutated)
+        self.has_storages = bool(joint.storages)
+        self.backend.writes_inputs |= bool(mutated)
+        return parts
+
+    def compile_forward(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a forward; what depends on weights alone is computed once, if that is asked
+        for."""
+        role, constant = self.role, frozenset[int]()
+        if self.signature is not None:
+            role = replace(role, kept=_kept_by_the_caller(self.signature))
+            if self.keeps_weights and not self.has_storages:
+                constant = never_written(self.gm, self.signature)
+        split = prepare_weights(graph, constant) if constant else None
+        if split is None:
+            return self.backend._compile(graph, inputs, role)
+        given = [*inputs, *split.prepared]
+        known = role.static.union(range(len(inputs), len(given)))
+        run = self.backend._compile(split.rest, given, replace(role, static=known))
+        weights = ConstantWeights(split, run)
+        self.backend._weights.append(weakref.ref(weights))
+        return weights
+
+    def compile_backward(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a backward, which may be while the program runs."""
+        late = _Role(self.role.training, self.role.place, late=True)
+        return self.backend._compile(graph, inputs, late)
 
 
 def _computes_shapes(gm: GraphModule) -> bool:
