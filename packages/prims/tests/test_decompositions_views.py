@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions._common import promote_types
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of, run_expanded
+from dovetail_prims.ops.common import promote_types
 from dovetail_prims.opsets import CORE_ATEN
 
 aten = torch.ops.aten

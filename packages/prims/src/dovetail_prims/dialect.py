@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator
-from enum import Enum
 from typing import Any
 
 import torch
@@ -21,15 +20,7 @@ from torch.fx import GraphModule, Node
 from dovetail_prims import opsets
 from dovetail_prims.fake_tensor import tensor_meta
 from dovetail_prims.number_functions import NUMBER_FUNCTIONS
-
-
-class Dialect(Enum):
-    """From the widest to the narrowest."""
-
-    TORCH = "torch"
-    ATEN = "aten"
-    CORE_ATEN = "core_aten"
-    PRIMS = "prims"
+from dovetail_prims.ops.card import Dialect as Dialect
 
 
 class VerifyError(Exception):

@@ -296,7 +296,7 @@ def _keep_lazy(func: Any, base: FakeTensor, result: Any) -> None:
 
 
 def _load_rules() -> Mapping[Any, ShapeRule | None]:
-    from dovetail_prims.shape_rules import default_rules
+    from dovetail_prims.shape_rules.table import default_rules
 
     FakeTensor.rules = default_rules()
     return FakeTensor.rules

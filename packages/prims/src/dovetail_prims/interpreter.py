@@ -18,7 +18,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from dovetail_prims.opsets import EXTERN, LOOPING_FUNCTIONS
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.card import Card, Dialect, Result
+from dovetail_prims.opsets import EXTERN
 
 
 class PrimsError(RuntimeError):
@@ -284,45 +286,18 @@ def _arange(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype, **option
     return torch.arange(start, end, step, dtype=dtype, device=options.get("device"))
 
 
-INTEGER_UNARY = ("abs", "neg", "floor", "ceil", "round", "trunc", "sign", "bitwise_not")
-FLOAT_UNARY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "asin",
-    "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv",
-    "lgamma",
-)  # fmt: skip
+def _pointwise(card: Card) -> Callable[..., Tensor]:
+    if card.arity == 1:
+        return _unary(card.reference(), card.result is Result.FLOAT)
+    return _binary(card.reference())
+
+
 RULES: dict[str, Callable[..., Any]] = {
-    **{f"{name}.default": _unary(getattr(torch, name), False) for name in INTEGER_UNARY},
-    **{f"{name}.default": _unary(getattr(torch, name), True) for name in FLOAT_UNARY},
-    "add.Tensor": _binary(operator.add),
-    "sub.Tensor": _binary(operator.sub),
-    "mul.Tensor": _binary(operator.mul),
-    "div.Tensor": _binary(operator.truediv),
-    "div.Tensor_mode": _binary(torch.div),
-    "remainder.Tensor": _binary(operator.mod),
-    "fmod.Tensor": _binary(torch.fmod),
-    "pow.Tensor_Tensor": _binary(operator.pow),
-    "atan2.default": _binary(torch.atan2),
-    "hypot.default": _binary(torch.hypot),
-    "copysign.Tensor": _binary(torch.copysign),
-    "nextafter.default": _binary(torch.nextafter),
-    "maximum.default": _binary(torch.maximum),
-    "minimum.default": _binary(torch.minimum),
-    "bitwise_and.Tensor": _binary(operator.and_),
-    "bitwise_or.Tensor": _binary(operator.or_),
-    "bitwise_xor.Tensor": _binary(operator.xor),
-    "bitwise_left_shift.Tensor": _binary(operator.lshift),
-    "bitwise_right_shift.Tensor": _binary(operator.rshift),
-    "gcd.default": _binary(torch.gcd),
     **{
-        f"{name}.default": _binary(getattr(torch.ops.aten, name).default)
-        for name in LOOPING_FUNCTIONS
+        name: _pointwise(card)
+        for name, card, form in catalog.forms()
+        if form.dialect is Dialect.PRIMS
     },
-    "eq.Tensor": _binary(operator.eq),
-    "ne.Tensor": _binary(operator.ne),
-    "lt.Tensor": _binary(operator.lt),
-    "le.Tensor": _binary(operator.le),
-    "gt.Tensor": _binary(operator.gt),
-    "ge.Tensor": _binary(operator.ge),
     "where.self": _where,
     "_to_copy.default": _to_copy,
     "clone.default": _clone,

@@ -1,5 +1,5 @@
 """The op sets of the dialects, as plain tables: the contract between whoever makes graphs and
-whoever compiles them.
+whoever compiles them. Those of pointwise operators are read off their cards.
 
 Names are `<aten op>.<overload>`. In CORE_ATEN a binary pointwise op takes a tensor or a Python
 number on either side (`aten.add.Tensor(x, 2.0)`), so the `.Scalar` overloads are not in the set.
@@ -8,54 +8,20 @@ Pointwise ops broadcast and promote types as ATen does; PRIMS narrows that (see 
 
 from __future__ import annotations
 
-# Functions of two numbers whose definitions go on as long as the numbers say.
-LOOPING_FUNCTIONS = (
-    "igamma", "igammac", "special_zeta", "special_chebyshev_polynomial_t",
-    "special_chebyshev_polynomial_u", "special_chebyshev_polynomial_v",
-    "special_chebyshev_polynomial_w", "special_shifted_chebyshev_polynomial_t",
-    "special_shifted_chebyshev_polynomial_u", "special_shifted_chebyshev_polynomial_v",
-    "special_shifted_chebyshev_polynomial_w", "special_hermite_polynomial_h",
-    "special_hermite_polynomial_he", "special_laguerre_polynomial_l",
-    "special_legendre_polynomial_p",
-)  # fmt: skip
+from dovetail_prims.ops import catalog
 
-POINTWISE_UNARY = (
-    "abs.default", "neg.default", "exp.default", "exp2.default", "expm1.default", "log.default",
-    "log2.default", "log10.default", "log1p.default", "sqrt.default", "rsqrt.default",
-    "reciprocal.default", "sin.default", "cos.default", "tan.default", "asin.default",
-    "acos.default", "atan.default", "sinh.default", "cosh.default", "tanh.default",
-    "asinh.default", "acosh.default", "atanh.default", "erf.default", "erfc.default",
-    "erfinv.default", "lgamma.default", "sigmoid.default", "relu.default",
-    "floor.default", "ceil.default", "round.default", "trunc.default", "sign.default",
-    "bitwise_not.default", "logical_not.default", "isnan.default", "isinf.default",
-)  # fmt: skip
-
-POINTWISE_BINARY = (
-    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "div.Tensor_mode",
-    "remainder.Tensor", "fmod.Tensor", "pow.Tensor_Tensor", "atan2.default", "hypot.default",
-    "copysign.Tensor", "nextafter.default", "maximum.default", "minimum.default",
-    "bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor",
-    "bitwise_left_shift.Tensor", "bitwise_right_shift.Tensor",
-    "logical_and.default", "logical_or.default", "logical_xor.default",
-    "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor", "gcd.default",
-    *(f"{name}.default" for name in LOOPING_FUNCTIONS),
-)  # fmt: skip
+POINTWISE_UNARY = catalog.in_core(1)
+POINTWISE_BINARY = catalog.in_core(2)
 
 # The dispatcher refuses a number in a `.Tensor` slot of these ops, so a graph that is to run as it
 # stands calls the number's own overload (a comparison with 0, a mask with &). Same operands in the
 # same order: a consumer that knows the right-hand op reads the left-hand one through this table.
-SCALAR_FORMS = {
-    "eq.Scalar": "eq.Tensor", "ne.Scalar": "ne.Tensor", "lt.Scalar": "lt.Tensor",
-    "le.Scalar": "le.Tensor", "gt.Scalar": "gt.Tensor", "ge.Scalar": "ge.Tensor",
-    "remainder.Scalar": "remainder.Tensor", "fmod.Scalar": "fmod.Tensor",
-    "bitwise_and.Scalar": "bitwise_and.Tensor", "bitwise_or.Scalar": "bitwise_or.Tensor",
-    "bitwise_xor.Scalar": "bitwise_xor.Tensor",
-}  # fmt: skip
+SCALAR_FORMS = catalog.scalar_forms()
 
 # where.self takes numbers for its branches too; _to_copy carries dtype only (a change of device
 # stays an extern call), with a layout where its rounding may be left out; clone carries
 # memory_format.
-POINTWISE_OTHER = ("where.self", "_to_copy.default", "clone.default")
+POINTWISE_OTHER = (*catalog.in_core(3), "_to_copy.default", "clone.default")
 
 REDUCTION = (
     "sum.dim_IntList", "prod.dim_int", "amax.default", "amin.default", "argmax.default",
@@ -127,10 +93,8 @@ CORE_ATEN = (
 # float functions, of sums and of scans converted first; a reduction names its dimensions; a
 # creation names its dtype. What is left out below is written in terms of the rest.
 _NOT_PRIMS = {
-    "relu.default", "sigmoid.default", "rsqrt.default", "reciprocal.default",
-    "logical_not.default", "logical_and.default", "logical_or.default", "logical_xor.default",
-    "isnan.default", "isinf.default", "var_mean.correction", "select.int", "unsqueeze.default",
+    *catalog.only_in_core(), "var_mean.correction", "select.int", "unsqueeze.default",
     "squeeze.dims", "alias.default", "scatter.value", "embedding.default",
-    "select_scatter.default", "scalar_tensor.default", *SCALAR_FORMS,
+    "select_scatter.default", "scalar_tensor.default",
 }  # fmt: skip
 PRIMS = tuple(name for name in CORE_ATEN if name not in _NOT_PRIMS)

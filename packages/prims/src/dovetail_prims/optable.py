@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from dovetail_prims import opsets
 from dovetail_prims.decompositions import core_aten_table, prims_table
+from dovetail_prims.ops import catalog, values
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Pointwise, one operand", opsets.POINTWISE_UNARY),
@@ -32,38 +33,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Kept whole: library kernels and samplers", opsets.EXTERN),
 )
 MEANINGS = {
-    "abs": "\\|x\\|", "neg": "-x", "exp": "e^x", "exp2": "2^x", "expm1": "e^x - 1, exact near 0",
-    "log": "natural logarithm", "log2": "logarithm to base 2", "log10": "logarithm to base 10",
-    "log1p": "log(1 + x), exact near 0", "sqrt": "square root", "sin": "sine", "cos": "cosine",
-    "tan": "tangent", "asin": "inverse sine", "acos": "inverse cosine", "atan": "inverse tangent",
-    "sinh": "(e^x - e^-x) / 2", "cosh": "(e^x + e^-x) / 2", "tanh": "sinh x / cosh x",
-    "asinh": "inverse of sinh", "acosh": "inverse of cosh", "atanh": "inverse of tanh",
-    "erf": "2/√π ∫₀ˣ e^(-t²) dt", "erfc": "1 - erf x", "erfinv": "inverse of erf",
-    "lgamma": "log \\|Γ(x)\\|", "floor": "largest integer ≤ x",
-    "ceil": "smallest integer ≥ x", "round": "nearest integer, half to even",
-    "trunc": "towards zero to an integer", "sign": "-1, 0 or 1", "bitwise_not": "all bits flipped",
-    "add": "a + b", "sub": "a - b", "mul": "a b", "div.Tensor": "a / b",
-    "div.Tensor_mode": "a / b, rounded down or towards zero",
-    "remainder": "a - b floor(a / b)", "fmod": "a - b trunc(a / b)", "pow": "a^b",
-    "atan2": "angle of the point (b, a)", "hypot": "√(a² + b²)",
-    "copysign": "\\|a\\| with the sign of b", "nextafter": "the number next to a towards b",
-    "maximum": "the larger; NaN if one is", "minimum": "the smaller; NaN if one is",
-    "gcd": "the greatest common divisor", "igamma": "γ(a, x) / Γ(a)", "igammac": "Γ(a, x) / Γ(a)",
-    "special_zeta": "Σ (q + k)^-x over k ≥ 0",
-    **{
-        f"special_{shifted}chebyshev_polynomial_{kind}":
-        f"the {order} kind's Chebyshev polynomial of degree n{' at 2x - 1' if shifted else ''}"
-        for shifted in ("", "shifted_")
-        for kind, order in zip("tuvw", ("first", "second", "third", "fourth"), strict=True)
-    },
-    "special_hermite_polynomial_h": "Hermite's polynomial of degree n, of weight e^(-x²)",
-    "special_hermite_polynomial_he": "Hermite's polynomial of degree n, of weight e^(-x²/2)",
-    "special_laguerre_polynomial_l": "Laguerre's polynomial of degree n",
-    "special_legendre_polynomial_p": "Legendre's polynomial of degree n",
-    "bitwise_and": "and of bits", "bitwise_or": "or of bits", "bitwise_xor": "exclusive or of bits",
-    "bitwise_left_shift": "a 2^b of integers", "bitwise_right_shift": "floor(a / 2^b) of integers",
-    "eq": "a = b", "ne": "a ≠ b", "lt": "a < b", "le": "a ≤ b", "gt": "a > b", "ge": "a ≥ b",
-    "where": "a where the condition holds, else b", "_to_copy": "x in another dtype",
+    "_to_copy": "x in another dtype",
     "clone": "x in memory of its own, in a given order", "sum": "sum over dimensions",
     "prod": "product over a dimension", "amax": "largest over dimensions",
     "amin": "smallest over dimensions", "argmax": "place of the first largest along a dimension",
@@ -105,20 +75,30 @@ def _says(function: Callable[..., Any]) -> str:
 
 def meaning(name: str) -> str:
     """What an op of CORE_ATEN computes."""
+    on_card = {own: form.says or card.says for own, card, form in catalog.forms()}
+    if name in on_card:
+        return on_card[name]
     entry = _by_name(prims_table()).get(name)
     if entry is not None and _says(entry):
         return _says(entry)
-    known = opsets.SCALAR_FORMS.get(name, name)
-    text = MEANINGS.get(known) or MEANINGS.get(known.split(".")[0], "")
+    text = MEANINGS.get(name.split(".")[0], "")
     return text or "PyTorch's own kernel"
 
 
 # --- what an entry calls --------------------------------------------------------------------------
 
 
+# What the operators of formulas call (see `ops.values`).
+_OPERATORS = {
+    "+": "add.Tensor", "-": "sub.Tensor", "*": "mul.Tensor", "/": "div.Tensor",
+    "|": "logical_or.default", "&": "logical_and.default",
+    "<": "lt.Scalar", "<=": "le.Scalar", ">": "gt.Scalar", ">=": "ge.Scalar", "==": "eq.Scalar",
+}  # fmt: skip
+
+
 def calls(function: Callable[..., Any]) -> list[str]:
     """The ATen ops that a decomposition may call, itself or through its helpers."""
-    return sorted(set(_calls(inspect.unwrap(function), set())))
+    return sorted(set(_calls(function, set())))
 
 
 def _calls(function: Any, seen: set[int]) -> Iterator[str]:
@@ -130,9 +110,35 @@ def _calls(function: Any, seen: set[int]) -> Iterator[str]:
     if code is None or not ours or id(function) in seen:
         return
     seen.add(id(function))
+    inner = getattr(function, "__wrapped__", None)
+    if inner is not None:
+        yield from _calls(inner, seen)
+        if function.__globals__ is not vars(values):
+            return  # (a guard, or what lays results out in memory)
     for cell in function.__closure__ or ():
         yield from _calls(cell.cell_contents, seen)
+    if "Value" in function.__annotations__.values() and function.__globals__ is not vars(values):
+        yield from _operators(function)
     yield from _calls_of_code(code, function.__globals__, seen)
+
+
+def _operators(function: types.FunctionType) -> Iterator[str]:
+    """What the operators of a function of Values call, but those on strings and the minus of a
+    parameter that is a number."""
+    kinds = function.__annotations__
+    before = ""
+    for i in dis.get_instructions(function.__code__):
+        if i.opname == "UNARY_NEGATIVE" and kinds.get(before, "Value") == "Value":
+            yield "neg.default"
+        elif i.opname in ("BINARY_OP", "COMPARE_OP") and before != "a string":
+            sign = i.argrepr.removeprefix("bool(").removesuffix(")")
+            if sign in _OPERATORS:
+                yield _OPERATORS[sign]
+        elif i.opname == "LOAD_GLOBAL" and i.argval == "abs":
+            yield "abs.default"
+        before = (
+            "a string" if i.opname == "LOAD_CONST" and isinstance(i.argval, str) else str(i.argval)
+        )
 
 
 def _calls_of_code(code: types.CodeType, names: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
@@ -144,7 +150,7 @@ def _calls_of_code(code: types.CodeType, names: Mapping[str, Any], seen: set[int
             op, variant = (str(i.argval) for i in loads[at + 1 : at + 3])
             yield f"{op}.{variant}" if overload(f"{op}.{variant}") else f"{op}.default"
         else:
-            yield from _calls(inspect.unwrap(names.get(load.argval, len)), seen)
+            yield from _calls(names.get(load.argval, len), seen)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _calls_of_code(constant, names, seen)

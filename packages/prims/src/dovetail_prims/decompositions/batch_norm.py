@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     along,
     aten,
@@ -22,6 +22,7 @@ from ._common import (
     suggested_format,
     wide,
 )
+
 from .normalisation import _affine, saved_dtype
 
 Norm = tuple[Tensor, Tensor, Tensor]

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import Sizes, hint_of
+from dovetail_prims.ops.common import Family, Number, aten, cast, contiguous, iota, where
 from dovetail_prims.shape_rules.layout import contiguous as row_major
 from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
-
-from ._common import Family, Number, aten, cast, contiguous, iota, where
 
 Device = torch.device | None
 Layout = torch.layout | None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, broadcast, cast, constant, iota, made_for, where
+from dovetail_prims.ops.common import Family, aten, broadcast, cast, constant, iota, made_for, where
 
 
 def _measure(gap: Tensor, p: float) -> Tensor:

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, constant, iota, measured, of_known_sizes, where, zeros
+from dovetail_prims.ops.common import (
+    Family,
+    aten,
+    cast,
+    constant,
+    iota,
+    measured,
+    of_known_sizes,
+    where,
+    zeros,
+)
 
 SUM, MEAN, MAX = 0, 1, 2
 # Of how many indices a CPU computes sums and means faster than it calls the library.

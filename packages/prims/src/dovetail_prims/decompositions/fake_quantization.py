@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import Family, aten, cast, constant, reshape, where
+from dovetail_prims.ops.common import Family, aten, cast, constant, reshape, where
 
 # A conversion to int64 gives the least of them from here on.
 _INT64_END = 2.0**63

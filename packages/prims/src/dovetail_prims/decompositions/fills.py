@@ -7,9 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dovetail_prims.shape_rules.conversions import always_converts, limits, overflow_message
-
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     Number,
     aten,
@@ -17,6 +15,7 @@ from ._common import (
     contiguous,
     where,
 )
+from dovetail_prims.shape_rules.conversions import always_converts, limits, overflow_message
 
 
 def masked_fill(self: Tensor, mask: Tensor, value: Number) -> Tensor:

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import Family, along, aten, cast, iota, of_known_sizes, reshape, where, wide
+from dovetail_prims.ops.common import (
+    Family,
+    along,
+    aten,
+    cast,
+    iota,
+    of_known_sizes,
+    reshape,
+    where,
+    wide,
+)
 
 # Windows that an element may lie in; beyond, the library adds column by column.
 MOST = 36

@@ -12,29 +12,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from ._common import Family, Number, aten, lookup
+from dovetail_prims.ops.card import Card
+from dovetail_prims.ops.catalog import CARDS
+from dovetail_prims.ops.common import Family, Number, aten, lookup
+
 from .reductions import linalg_vector_norm
 
 Tensors = Sequence[Tensor]
 
-UNARY = (
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor",
-    "frac", "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt",
-    "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-)  # fmt: skip
-# foreach name -> the plain op's overload for a number, and for a tensor
-BINARY = {
-    "mul": ("mul.Tensor", "mul.Tensor"),
-    "div": ("div.Tensor", "div.Tensor"),
-    "clamp_min": ("clamp_min.default", "clamp_min.Tensor"),
-    "clamp_max": ("clamp_max.default", "clamp_max.Tensor"),
-    "maximum": ("clamp_min.default", "clamp_min.Tensor"),
-    "minimum": ("clamp_max.default", "clamp_max.Tensor"),
-}
+# What goes by a card's name but takes numbers, or tensors, as another operator.
+_BOUNDED = {"maximum": "clamp_min", "minimum": "clamp_max"}
 
 
-def _op(name: str) -> Callable[..., Any]:
+def _op(name: str) -> OpOverload:
     found = lookup(name)
     assert found is not None, name
     return found
@@ -91,6 +83,15 @@ def _additive(name: str) -> dict[str, Callable[..., Any]]:
 
     numbers = _binary(f"{name}.Tensor", f"{name}.Tensor")
     return {**numbers, "List": with_list, "Tensor": with_tensor}
+
+
+def _pairs(card: Card) -> dict[str, Callable[..., Any]]:
+    """The variants of an operator of two operands."""
+    numbers = _BOUNDED.get(card.name, card.name)
+    if lookup(f"{numbers}.Scalar") is None:  # (its overload for a number is `default`)
+        return _binary(f"{numbers}.default", f"{numbers}.Tensor")
+    takes_alpha = any(a.name == "alpha" for a in _op(f"{card.name}.Tensor")._schema.arguments)
+    return _additive(card.name) if takes_alpha else _binary(*(f"{card.name}.Tensor",) * 2)
 
 
 def _three(name: str) -> dict[str, Callable[..., Any]]:
@@ -173,20 +174,15 @@ def _family() -> Family:
         "_foreach_pow.List": pow_list,
         "_foreach_pow.ScalarAndTensor": pow_of_number,
     }
-    for name in UNARY:
-        table[f"_foreach_{name}.default"] = _unary(name)
-    for name, (number, tensor) in BINARY.items():
-        variants = _binary(number, tensor)
-        if name not in ("mul", "div"):
-            del variants["Tensor"]
-        table |= {f"_foreach_{name}.{k}": f for k, f in variants.items()}
-    for name in ("add", "sub"):
-        variants = _additive(name)
-        if name == "sub":
-            del variants["Tensor"]
-        table |= {f"_foreach_{name}.{k}": f for k, f in variants.items()}
-    for name in ("addcmul", "addcdiv"):
-        table |= {f"_foreach_{name}.{k}": f for k, f in _three(name).items()}
+    for card in CARDS:
+        each = f"_foreach_{card.name}"
+        if not hasattr(torch.ops.aten, each) or f"{each}.Scalar" in table:
+            continue
+        if card.arity == 1:
+            table[f"{each}.default"] = _unary(card.name)
+            continue
+        variants = _three(card.name) if card.arity == 3 else _pairs(card)
+        table |= {f"{each}.{kind}": function for kind, function in variants.items()}
     return table
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import _LOW, Family, Number, aten
+from dovetail_prims.ops.common import _LOW, Family, Number, aten
 
 Tensors = Sequence[Tensor]
 Lists = tuple[list[Tensor], ...]

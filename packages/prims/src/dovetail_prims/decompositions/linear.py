@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, promoted_together, reshape, times, wide
+from dovetail_prims.ops.common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    promoted_together,
+    reshape,
+    times,
+    wide,
+)
+
 from .operand_layouts import laid_out_by
 
 

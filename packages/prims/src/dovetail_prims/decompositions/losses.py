@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     Number,
     aten,

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, hint_of, make
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.common import aten
 from dovetail_prims.shape_rules.layout import (
     as_converted,
     empty_like_strides,
@@ -25,16 +27,6 @@ from dovetail_prims.shape_rules.layout import (
 )
 from dovetail_prims.shape_rules.promotion import promote
 
-from ._common import aten
-
-# Functions of several tensors that PyTorch does not tag as such.
-_POINTWISE = frozenset(
-    {
-        "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward",
-        "elu_backward", "softplus_backward", "softshrink_backward", "hardshrink_backward",
-        "mish_backward", "_prelu_kernel_backward",
-    }
-)  # fmt: skip
 # Functions whose result is laid out like one of their arguments.
 _LIKE = {"log_sigmoid_backward": 0, "binary_cross_entropy_backward": 1, "huber_loss": 0}
 # Functions that eager hands its iterator in another order.
@@ -46,7 +38,7 @@ _ORDER = {
 _OTHERWISE = frozenset(
     {
         "masked_fill", "fill", "copy", "rsub", "ldexp", "isin", "pow", "where",
-        "native_dropout_backward",
+        "native_dropout_backward", "floor_divide", "_prelu_kernel", "glu_backward",
     }
 )  # fmt: skip
 
@@ -57,8 +49,9 @@ def laid_out(op: OpOverload, entry: Callable[..., Any]) -> Callable[..., Any]:
     name = op._schema.name.removeprefix("aten::")
     like = _LIKE.get(name)
     tensors = [a for a in op._schema.arguments if str(a.type) == "Tensor"]
-    tagged = torch.Tag.pointwise in op.tags and name not in _OTHERWISE
-    if like is None and (len(tensors) < 2 or not (tagged or name in _POINTWISE)):
+    pointwise = torch.Tag.pointwise in op.tags or name in catalog.BY_NAME
+    tagged = pointwise and name not in _OTHERWISE
+    if like is None and (len(tensors) < 2 or not tagged):
         return entry
 
     @wraps(entry)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     aten,
     cast,

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_prims.ops.common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    compute_dtype,
+    iota,
+    made_for,
+    where,
+)
 from dovetail_prims.shape_rules.factories import device_of
-
-from ._common import Family, Number, aten, cast, compute_dtype, iota, made_for, where
 
 _DOUBLE = torch.float64
 

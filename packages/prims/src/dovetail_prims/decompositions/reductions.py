@@ -8,7 +8,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import Family, Number, aten, cast, compute_dtype, count, dims_of, reshape, where, wide
+from dovetail_prims.ops.common import (
+    Family,
+    Number,
+    aten,
+    cast,
+    compute_dtype,
+    count,
+    dims_of,
+    reshape,
+    where,
+    wide,
+)
 
 Dims = int | Sequence[int] | None
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     Number,
     aten,
@@ -27,6 +27,7 @@ from ._common import (
     wrap,
     zeros,
 )
+
 from .reductions import linalg_vector_norm
 
 

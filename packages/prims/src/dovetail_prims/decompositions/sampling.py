@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     along,
     aten,
@@ -22,6 +22,7 @@ from ._common import (
     wide,
     zeros,
 )  # fmt: skip
+
 from .upsampling import cubic_slopes, cubic_weights
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2

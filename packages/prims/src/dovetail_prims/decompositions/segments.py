@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     Number,
     aten,

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import Size
-from dovetail_prims.shape_rules.data_bounds import known_truth
-
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     aten,
     cast,
@@ -22,6 +20,7 @@ from ._common import (
     wide,
     wrap,
 )
+from dovetail_prims.shape_rules.data_bounds import known_truth
 
 
 def _empty(size: Size) -> bool:

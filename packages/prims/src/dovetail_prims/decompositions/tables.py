@@ -16,9 +16,10 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.common import resolve
+
 from . import (
-    activations,
-    activations_backward,
     batch_norm,
     creation,
     distances,
@@ -31,12 +32,9 @@ from . import (
     histograms,
     indexing,
     linear,
-    looping_functions,
     losses,
     normalisation,
     padding,
-    pointwise,
-    powers,
     ranges,
     reductions,
     rest,
@@ -49,25 +47,19 @@ from . import (
     views,
     windows,
 )
-from ._common import resolve
 from .operand_layouts import laid_out
 
 FAMILIES = (
     special_functions,
-    looping_functions,
     ranges,
     distances,
     sampling,
     windows,
-    activations,
-    activations_backward,
     softmax,
     normalisation,
     batch_norm,
     losses,
     reductions,
-    pointwise,
-    powers,
     fills,
     views,
     creation,
@@ -132,10 +124,11 @@ def core_aten_table(everywhere: bool = False) -> Mapping[OpOverload, Callable[..
     (What `rrelu` draws on a CPU are other numbers than eager's then.)
     """
     table: dict[OpOverload, Callable[..., Any]] = {}
-    for family in FAMILIES:
+    families = [(family.TABLE, family in _MOVING) for family in FAMILIES]
+    for entries_of, moving in (*families, (catalog.to_core_aten(), False)):
         guarded = {
-            name: function if family in _MOVING or name in _MOVING_NAMES else _real_only(function)
-            for name, function in family.TABLE.items()
+            name: function if moving or name in _MOVING_NAMES else _real_only(function)
+            for name, function in entries_of.items()
         }
         entries = {op: laid_out(op, function) for op, function in resolve(guarded).items()}
         twice = table.keys() & entries.keys()
@@ -149,4 +142,4 @@ def core_aten_table(everywhere: bool = False) -> Mapping[OpOverload, Callable[..
 @cache
 def prims_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """Every decomposition from CORE_ATEN to PRIMS, keyed by op."""
-    return MappingProxyType(resolve(to_prims.TABLE))
+    return MappingProxyType(resolve({**to_prims.TABLE, **catalog.to_prims()}))

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.shape_rules.data_bounds import known_truth
-
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     aten,
     format_on_cpu,
@@ -21,6 +19,7 @@ from ._common import (
     reshape,
     wrap,
 )
+from dovetail_prims.shape_rules.data_bounds import known_truth
 
 _ROW_MAJOR = torch.contiguous_format
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._common import (
+from dovetail_prims.ops.common import (
     Family,
     along,
     aten,

@@ -97,9 +97,6 @@ def dropout_backward(grad: FakeTensor, mask: FakeTensor, scale: Any) -> FakeTens
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
-        "angle.default": of_cpu(angle),
-        "log_sigmoid_forward.default": of_cpu(log_sigmoid),
-        "native_dropout_backward.default": of_cpu(dropout_backward),
         "roll.default": of_cpu(roll),
         "rrelu_with_noise.default": of_cpu(rrelu),
         "rrelu_with_noise_functional.default": of_cpu(rrelu_and_noise),

@@ -9,7 +9,6 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.node_error import Refusal
-from dovetail_prims.opsets import LOOPING_FUNCTIONS
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     empty_like_strides,
@@ -253,96 +252,12 @@ def _check_no_overlap(x: FakeTensor) -> None:
             )
 
 
-_SAME = (
-    "neg", "relu", "floor", "ceil", "round", "trunc", "sign", "bitwise_not", "silu", "gelu",
-    "hardswish", "hardsigmoid", "leaky_relu", "elu", "mish", "softplus", "log_sigmoid",
-    "threshold", "square", "sgn", "hardshrink", "softshrink", "celu", "frac",
-)  # fmt: skip
-_FLOAT = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal",
-    "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
-    "atanh", "erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid", "sinc", "logit",
-)  # fmt: skip
-_BINARY = (
-    "add", "sub", "mul", "remainder", "fmod", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "bitwise_left_shift", "bitwise_right_shift",
-)  # fmt: skip
-_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
-_BACKWARD_TWO = (
-    "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward",
-    "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward",
-    "mish_backward", "softplus_backward", "logit_backward",
-)  # fmt: skip
-
-
 def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    table: dict[str, Callable[..., Any]] = {}
-    for name in _SAME:
-        table[f"{name}.default"] = same_dtype
-        table[f"{name}_.default"] = in_place
-    table["round.decimals"] = same_dtype
-    for name in ("hardtanh", "relu6", "nan_to_num", "fill"):
-        table[f"{name}.default"] = like_operand
-        table[f"{name}_.default"] = in_place
-    table["fill.Scalar"] = table["fill.Tensor"] = like_operand
-    table["fill_.Scalar"] = table["fill_.Tensor"] = in_place
-    table["zero_.default"] = _zeroed
-    for name in _FLOAT:
-        table[f"{name}.default"] = float_result
-        table[f"{name}_.default"] = in_place
-    for name in ("isnan", "isinf", "isfinite", "logical_not", "signbit", "isposinf", "isneginf"):
-        table[f"{name}.default"] = bool_result
-    table["abs.default"] = real_result
-    table["abs_.default"] = in_place
-    for name in _BINARY:
-        for overload in ("Tensor", "Scalar"):
-            table[f"{name}.{overload}"] = binary
-            table[f"{name}_.{overload}"] = in_place
-    for name in ("__lshift__", "__rshift__"):
-        table[f"{name}.Tensor"] = table[f"{name}.Scalar"] = binary
-    table["rsub.Tensor"] = table["rsub.Scalar"] = subtract_from
-    table["conj_physical.default"] = itself_if_real
-    table["conj_physical_.default"] = in_place
-    table["positive.default"] = itself
-    table["ldexp.Tensor"] = times_power_of_two
-    table["heaviside.default"] = binary
-    table["logaddexp.default"] = table["logaddexp2.default"] = binary
-    table["xlogy.Tensor"] = table["special_xlog1py.default"] = binary_float
-    for overload in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode"):
-        table[f"div.{overload}"] = divide
-        table[f"div_.{overload}"] = in_place
-    table["floor_divide.default"] = binary
-    for name in ("atan2", *LOOPING_FUNCTIONS):
-        table[f"{name}.default"] = binary_float
-    table["igamma.default"] = table["igammac.default"] = binary_float
-    for name in ("maximum", "minimum", "hypot", "nextafter", "fmax", "fmin", "gcd", "lcm"):
-        table[f"{name}.default"] = binary
-    table["copysign.Tensor"] = table["copysign.Scalar"] = binary_float
-    for name in _COMPARE:
-        table[f"{name}.Tensor"] = table[f"{name}.Scalar"] = compare
-    for name in ("logical_and", "logical_or", "logical_xor"):
-        table[f"{name}.default"] = compare
-    table["pow.Tensor_Tensor"] = binary
-    table["pow.Tensor_Scalar"] = power_scalar
-    table["pow.Scalar"] = power_of_number
-    table["pow_.Scalar"] = in_place
-    table["ldexp_.default"] = in_place
-    table["pow_.Tensor"] = in_place
-    for overload in ("self", "ScalarSelf", "ScalarOther", "Scalar"):
-        table[f"where.{overload}"] = where
-    table["complex.default"] = table["polar.default"] = complex_of
-    for name in ("clamp", "clamp_min", "clamp_max"):
-        table[f"{name}.default"] = table[f"{name}.Tensor"] = clamp
-        table[f"{name}_.default"] = table[f"{name}_.Tensor"] = in_place
-    table["addcmul.default"] = table["addcdiv.default"] = table["lerp.Tensor"] = ternary
-    table["addcmul_.default"] = table["addcdiv_.default"] = in_place
-    table["lerp_.Scalar"] = in_place
-    table["lerp.Scalar"] = lerp_scalar
-    for name in _BACKWARD_TWO:
-        table[f"{name}.default"] = backward_two
-    table["elu_backward.default"] = elu_backward
-    table["threshold_backward.default"] = threshold_backward
+    """Of fills and copies. (Those of other pointwise operators stand on their cards.)"""
+    table: dict[str, Callable[..., Any]] = {"zero_.default": _zeroed}
+    for overload in ("default", "Scalar", "Tensor"):
+        table[f"fill.{overload}"] = like_operand
+        table[f"fill_.{overload}"] = in_place
     table["masked_fill.Scalar"] = table["masked_fill.Tensor"] = masked_fill
     table["masked_fill_.Scalar"] = table["masked_fill_.Tensor"] = in_place
     table["copy.default"] = copy

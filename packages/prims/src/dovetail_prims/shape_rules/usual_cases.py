@@ -331,8 +331,8 @@ def drawn_in_place(x: FakeTensor, *parameters: Any, **options: Any) -> FakeTenso
 
 
 _FLOAT_FUNCTIONS = (
-    "deg2rad", "rad2deg", "i0", "special_i0e", "special_i1", "special_i1e", "special_entr",
-    "special_ndtri", "special_log_ndtr", "special_erfcx", "special_bessel_j0", "special_bessel_j1",
+    "i0", "special_i0e", "special_i1", "special_i1e", "special_ndtri",
+    "special_log_ndtr", "special_erfcx", "special_bessel_j0", "special_bessel_j1",
     "special_spherical_bessel_j0",
 )  # fmt: skip
 
@@ -341,9 +341,6 @@ def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
         **{f"{name}.default": float_function for name in _FLOAT_FUNCTIONS},
-        "_prelu_kernel.default": prelu,
-        "_prelu_kernel_backward.default": prelu_backward,
-        "log_sigmoid_backward.default": log_sigmoid_backward,
         "rrelu_with_noise_backward.default": rrelu_backward,
         "binary_cross_entropy.default": cross_entropy,
         "binary_cross_entropy_backward.default": cross_entropy_backward,

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import Family, cast, floating, made_for
 from dovetail_prims.decompositions.special_functions.airy import airy
 from dovetail_prims.decompositions.special_functions.bessel import (
     i0,
@@ -32,6 +31,7 @@ from dovetail_prims.decompositions.special_functions.bessel import (
 from dovetail_prims.decompositions.special_functions.chebyshev import DOUBLE
 from dovetail_prims.decompositions.special_functions.gamma import digamma, mvlgamma, polygamma
 from dovetail_prims.decompositions.special_functions.normal import erfcx, log_ndtr, ndtri
+from dovetail_prims.ops.common import Family, cast, floating, made_for
 
 
 def _special(name: str, function: Callable[[Tensor], Tensor], says: str) -> Family:

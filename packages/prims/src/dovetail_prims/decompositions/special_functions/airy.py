@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import aten, where
 from dovetail_prims.decompositions.special_functions.chebyshev import fit, mul, over
+from dovetail_prims.ops.common import aten, where
 
 
 def _airy_middle(m: Any, x: Any) -> Any:

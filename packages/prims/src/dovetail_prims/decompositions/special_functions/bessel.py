@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import aten, where
 from dovetail_prims.decompositions.special_functions.chebyshev import Scaled, fit, mul, odd, over
+from dovetail_prims.ops.common import aten, where
 
 # --- modified Bessel functions
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import aten, where
+from dovetail_prims.ops.common import aten, where
 
 DOUBLE = torch.float64
 _POINTS = 40

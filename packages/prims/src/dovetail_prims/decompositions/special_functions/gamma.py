@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import aten, cast, constant, contiguous, floating, where
 from dovetail_prims.decompositions.special_functions.chebyshev import (
     DOUBLE,
     horner,
@@ -15,6 +14,7 @@ from dovetail_prims.decompositions.special_functions.chebyshev import (
     over,
     power,
 )
+from dovetail_prims.ops.common import aten, cast, constant, contiguous, floating, where
 
 
 def _bernoulli(n: int) -> float:

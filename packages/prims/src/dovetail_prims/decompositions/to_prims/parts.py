@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import Number, aten, cast, wrap
-from dovetail_prims.decompositions.to_prims.operands import number_dtype, result_dtype
+from dovetail_prims.ops.common import Number, aten, cast, wrap
+from dovetail_prims.ops.operands import number_dtype, result_dtype
 
 
 def select(self: Tensor, dim: int, index: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import (
+from dovetail_prims.ops.common import (
     Number,
     aten,
     cast,
@@ -19,7 +19,7 @@ from dovetail_prims.decompositions._common import (
     reshape,
     wide,
 )
-from dovetail_prims.decompositions.to_prims.operands import truth_of
+from dovetail_prims.ops.operands import truth_of
 
 
 def _accumulated(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:

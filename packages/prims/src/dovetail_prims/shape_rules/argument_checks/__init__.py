@@ -7,7 +7,7 @@ Each module has a table of checks by op name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail_prims.shape_rules.argument_checks import dtypes, numbers, options, writes
@@ -17,9 +17,9 @@ TABLES = (dtypes.TABLE, numbers.TABLE, options.TABLE, writes.TABLE)
 """Checks by op name; the op's rule, or its meta kernel, answers after its checks."""
 
 
-def checked(table: dict[str, Callable[..., Any]]) -> None:
-    """Put the checks before the rules of `table`, in place."""
-    for checks in reversed(TABLES):
+def checked(table: dict[str, Callable[..., Any]], own: Mapping[str, Check]) -> None:
+    """Put the checks, those of cards (`own`) too, before the rules of `table`, in place."""
+    for checks in (*reversed(TABLES), own):
         for name, check in checks.items():
             base, _, overload = name.partition(".")
             for form in (f"aten.{name}", f"aten.{base}_.{overload}"):

@@ -17,12 +17,6 @@ def dtype_of(x: Any) -> torch.dtype | None:
     return x._dtype if isinstance(x, FakeTensor) else None
 
 
-def _exponent(x: FakeTensor, exponent: Any) -> None:
-    whole = not x._dtype.is_floating_point and not x._dtype.is_complex
-    if isinstance(exponent, int) and exponent < 0 and whole:
-        raise RuntimeError("Integers to negative integer powers are not allowed.")
-
-
 def _classes(x: FakeTensor, target: FakeTensor, *rest: Any, **kwargs: Any) -> None:
     """Classes are int64 or uint8. (A GPU stops at one out of range: its kernel is not asked.)"""
     if target._dtype not in (torch.int64, torch.uint8):
@@ -68,7 +62,6 @@ _FLOATING_BAGS = _floating(
 )
 
 TABLE: Mapping[str, Check] = {
-    "pow.Tensor_Scalar": _exponent,
     "nll_loss_forward.default": _classes,
     "nll_loss2d_forward.default": _classes,
     "_embedding_bag.default": _bags,

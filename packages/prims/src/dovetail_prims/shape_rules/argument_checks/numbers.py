@@ -79,7 +79,6 @@ TABLE: Mapping[str, Check] = {
     "scalar_tensor.default": _scalar,
     "constant_pad_nd.default": _padding,
     "full.default": _number,
-    "threshold.default": _replaced,
     "linspace.Scalar_Tensor": _first_number,
     "_unsafe_masked_index.default": _replaced,
 }

@@ -17,25 +17,6 @@ def _dims_once(x: FakeTensor, dims: Any) -> None:
             raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
 
 
-def _approximation(x: FakeTensor, *, approximate: str = "none") -> None:
-    if approximate not in ("none", "tanh"):
-        raise RuntimeError("approximate argument must be either none or tanh.")
-
-
-def _bounds(x: FakeTensor, low: Any = None, high: Any = None, **kwargs: Any) -> None:
-    low, high = kwargs.get("min", low), kwargs.get("max", high)
-    if low is None and high is None:
-        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-
-
-def _rounding(x: Any, other: Any, *, rounding_mode: str | None = None) -> None:
-    if rounding_mode not in (None, "trunc", "floor"):
-        raise RuntimeError(
-            "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
-            f"'{rounding_mode}'"
-        )
-
-
 def _beta(x: Any, target: Any, reduction: int = 1, beta: float = 1.0) -> None:
     if beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
@@ -57,11 +38,6 @@ def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         raise RuntimeError("only tensors with up to 64 dims are supported")
 
 
-def _threshold(x: FakeTensor, lambd: Any = 0.5) -> None:
-    if lambd < 0:
-        raise RuntimeError(f"lambda must not be negative, but found {lambd}")
-
-
 def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
     if len(normalized_shape) == 0:
         raise RuntimeError(
@@ -76,16 +52,10 @@ _OF_SETS = ("amax.default", "amin.default", "sum.dim_IntList", "mean.dim", "var_
 
 TABLE: Mapping[str, Check] = {
     **dict.fromkeys(_OF_SETS, _few_dims),
-    "gelu.default": _approximation,
-    "softshrink.default": _threshold,
     "native_layer_norm.default": _normalized,
     "avg_pool2d.default": _divisor,
     "avg_pool3d.default": _divisor,
     "flip.default": _dims_once,
-    "clamp.default": _bounds,
-    "clamp.Tensor": _bounds,
-    "div.Tensor_mode": _rounding,
-    "div.Scalar_mode": _rounding,
     "smooth_l1_loss.default": _beta,
     "huber_loss.default": _delta,
 }

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dovetail_prims.decompositions._common import Number, aten, broadcast, cast, kind, promote_types
+from dovetail_prims.ops.common import (
+    Number,
+    aten,
+    broadcast,
+    cast,
+    compute_dtype,
+    kind,
+    lookup,
+    promote_types,
+)
 
 Operand = Tensor | Number
 
@@ -76,3 +86,57 @@ def filled_like(x: Tensor, value: Number) -> Tensor:
 def truth_of(x: Tensor) -> Tensor:
     """x is not 0"""
     return x if x.dtype == torch.bool else aten.ne.Tensor(x, filled_like(x, 0))
+
+
+# --- what puts the operands of pointwise operators in order ---------------------------------------
+
+
+def ordered(name: str, *, to_float: bool = False, compares: bool = False) -> Callable[..., Any]:
+    """A two-operand op with its operands put in order"""
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Operand, other: Operand, *, alpha: Number = 1, **kwargs: Any) -> Any:
+        dtype = result_dtype(self, other)
+        if to_float and kind(dtype) < 2:
+            dtype = torch.get_default_dtype()
+        shape = common_shape(self, other)
+        tensors = isinstance(self, Tensor) and isinstance(other, Tensor)
+        if alpha == 1 and is_in_order(self, dtype, shape) and is_in_order(other, dtype, shape):
+            return NotImplemented
+        # A number keeps its precision beside a half type: eager rounds the result, not the number.
+        rounded_late = not compares and (not tensors or alpha != 1)
+        work = compute_dtype(dtype) if rounded_late else dtype
+        device = common_device(self, other)
+        a, b = (in_order(x, work, shape, device) for x in (self, other))
+        if alpha != 1:
+            b = aten.mul.Tensor(b, in_order(alpha, work, shape, device))
+        out = op(a, b, **kwargs)
+        return out if compares else cast(out, dtype)
+
+    return entry
+
+
+def of_floats(name: str) -> Callable[..., Any]:
+    """A float function of one operand: integers are converted first"""
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor) -> Any:
+        if kind(self.dtype) >= 2:
+            return NotImplemented
+        return op(cast(self, torch.get_default_dtype()))
+
+    return entry
+
+
+def ordered_where(condition: Tensor, self: Tensor, other: Tensor) -> Any:
+    """A boolean condition, branches of one dtype, all of one shape"""
+    dtype, shape = result_dtype(self, other), common_shape(condition, self, other)
+    operands = (condition, self, other)
+    wanted = (torch.bool, dtype, dtype)
+    pairs = list(zip(operands, wanted, strict=True))
+    if all(is_in_order(x, d, shape) for x, d in pairs):
+        return NotImplemented
+    device = common_device(*operands)
+    return aten.where.self(*(in_order(x, d, shape, device) for x, d in pairs))

@@ -263,8 +263,12 @@ def count(x: Tensor, dims: Sequence[int]) -> int:
 
 def times(x: Tensor, factor: Number) -> Tensor:
     """factor x: x itself for the number 1; what a symbolic number is, is not asked"""
-    plain = not isinstance(factor, torch.SymFloat | torch.SymInt)
-    return x if plain and factor == 1 else aten.mul.Tensor(x, factor)
+    return x if is_one(factor) else aten.mul.Tensor(x, factor)
+
+
+def is_one(factor: Number) -> bool:
+    """Whether a number is 1; what a symbolic one is, is not asked"""
+    return not isinstance(factor, torch.SymFloat | torch.SymInt) and factor == 1
 
 
 def along(index: Tensor, dim: int, rank: int) -> Tensor:

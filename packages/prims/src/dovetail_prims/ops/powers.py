@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._common import (
-    Family,
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.ops.card import Card, Dialect, Form, also, decomposed
+from dovetail_prims.ops.common import (
     Number,
     aten,
     cast,
@@ -21,6 +24,7 @@ from ._common import (
     where,
     wide,
 )
+from dovetail_prims.shape_rules import pointwise as rules
 
 
 def pow_scalar_exponent(self: Tensor, exponent: Number) -> Tensor:
@@ -151,25 +155,31 @@ def xlog1py_of_number(self: Number, other: Tensor) -> Tensor:
     return xlog1py(constant(self, y), y)
 
 
-def entr(self: Tensor) -> Tensor:
-    """-x log x; 0 at 0, -inf below"""
-    self = floating(self)
-    x = wide(self)
-    out = aten.neg.default(aten.mul.Tensor(x, aten.log.default(x)))
-    out = where(aten.eq.Scalar(x, 0), 0.0, out)
-    return cast(where(aten.lt.Scalar(x, 0), -math.inf, out), self.dtype)
+def _exponent(x: FakeTensor, exponent: Any) -> None:
+    whole = not x._dtype.is_floating_point and not x._dtype.is_complex
+    if isinstance(exponent, int) and exponent < 0 and whole:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
-TABLE: Family = {
-    "pow.Tensor_Scalar": pow_scalar_exponent,
-    "pow.Scalar": pow_scalar_base,
-    "logaddexp.default": logaddexp,
-    "logaddexp2.default": logaddexp2,
-    "xlogy.Tensor": xlogy,
-    "xlogy.Scalar_Other": xlogy_number,
-    "xlogy.Scalar_Self": xlogy_of_number,
-    "special_xlog1py.default": xlog1py,
-    "special_xlog1py.other_scalar": xlog1py_number,
-    "special_xlog1py.self_scalar": xlog1py_of_number,
-    "special_entr.default": entr,
-}
+_POWERS = (
+    Form("Tensor_Tensor", Dialect.PRIMS, rules.binary),
+    Form("Tensor_Scalar", Dialect.ATEN, rules.power_scalar, pow_scalar_exponent, _exponent),
+    also("Scalar", rules.power_of_number, pow_scalar_base),
+)
+
+CARDS = (
+    Card("pow", 2, "a^b", _POWERS, in_place=("Scalar", "Tensor"), meaning=operator.pow, cost=40,
+         numpy="power"),
+    decomposed("logaddexp", logaddexp, rules.binary, arity=2, in_place=()),
+    decomposed("logaddexp2", logaddexp2, rules.binary, arity=2, in_place=()),
+    Card("xlogy", 2, "x log y", (
+        also("Tensor", rules.binary_float, xlogy),
+        also("Scalar_Other", None, xlogy_number),
+        also("Scalar_Self", None, xlogy_of_number),
+    )),
+    Card("special_xlog1py", 2, "x log(1 + y)", (
+        also("default", rules.binary_float, xlog1py),
+        also("other_scalar", None, xlog1py_number),
+        also("self_scalar", None, xlog1py_of_number),
+    )),
+)  # fmt: skip

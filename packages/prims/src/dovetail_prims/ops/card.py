@@ -1,0 +1,170 @@
+"""A card: everything that Dovetail knows of one operator, in one place.
+
+The op sets, the tables of shape rules and of decompositions, the oracle of PRIMS, the page of
+operators, NumPy's names and the scalar operations of kernels are all derived from the cards (see
+`catalog`): a new pointwise operator is a card, and how C++ and Triton spell it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import ShapeRule
+from dovetail_prims.shape_rules import pointwise as rules
+
+
+class Dialect(Enum):
+    """From the widest to the narrowest."""
+
+    TORCH = "torch"
+    ATEN = "aten"
+    CORE_ATEN = "core_aten"
+    PRIMS = "prims"
+
+
+class Result(Enum):
+    """The dtype of a pointwise operator's result."""
+
+    SAME = "same"  # that to which the operands are promoted
+    FLOAT = "float"  # the same, but of integers the default float dtype
+    BOOL = "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One overload of an operator.
+
+    `dialect` is the narrowest that keeps it. `decomposition` takes it to the next one, if there
+    is one; that of a form that PRIMS keeps puts its operands in order (None: in the way that
+    follows from the card's `Result`). Without a `shape` PyTorch's meta kernel answers. `check`
+    raises what eager raises for arguments that no shape rule looks at, of the form in place, too.
+    """
+
+    overload: str
+    dialect: Dialect
+    shape: ShapeRule | None = None
+    decomposition: Callable[..., Any] | None = None
+    check: Callable[..., None] | None = None
+    says: str = ""  # (the card's, unless given)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One pointwise operator.
+
+    `says`: what it computes, as a line of the op table. `in_place`: the overloads of its form in
+    place, `name_`. `meaning`: a Python reference on tensors of one shape and dtype (None: torch's
+    function of the name). `cost`: of one element, in additions. `numpy`: the ufunc's name.
+    """
+
+    name: str
+    arity: int
+    says: str
+    forms: tuple[Form, ...]
+    result: Result = Result.SAME
+    in_place: tuple[str, ...] = ()
+    meaning: Callable[..., Any] | None = None
+    cost: int = 1
+    numpy: str = ""
+
+    def reference(self) -> Callable[..., Any]:
+        """What the operator means."""
+        return self.meaning or getattr(torch, self.name, None) or getattr(_aten, self.name).default
+
+
+_aten = torch.ops.aten
+_UNARY = {
+    Result.SAME: rules.same_dtype, Result.FLOAT: rules.float_result, Result.BOOL: rules.bool_result,
+}  # fmt: skip
+_BINARY = {
+    Result.SAME: rules.binary, Result.FLOAT: rules.binary_float, Result.BOOL: rules.compare,
+}  # fmt: skip
+
+
+def unary(
+    name: str,
+    says: str,
+    result: Result = Result.SAME,
+    *,
+    shape: ShapeRule | None = None,
+    forms: tuple[Form, ...] = (),
+    to_prims: Callable[..., Any] | None = None,
+    cost: int = 1,
+    numpy: str = "",
+    meaning: Callable[..., Any] | None = None,
+) -> Card:
+    """An operator of one operand that CORE_ATEN keeps, and PRIMS, too, unless `to_prims` says how
+    the others there express it."""
+    dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
+    form = Form("default", dialect, shape or _UNARY[result], to_prims)
+    in_place = () if result is Result.BOOL else ("default",)
+    return Card(name, 1, says, (form, *forms), result, in_place, meaning, cost, numpy)
+
+
+def binary(
+    name: str,
+    says: str,
+    result: Result = Result.SAME,
+    *,
+    shape: ShapeRule | None = None,
+    forms: tuple[Form, ...] = (),
+    to_prims: Callable[..., Any] | None = None,
+    cost: int = 1,
+    numpy: str = "",
+    meaning: Callable[..., Any] | None = None,
+) -> Card:
+    """An operator of two tensors, overload `default`, that CORE_ATEN keeps (and the `forms`)."""
+    dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
+    form = Form("default", dialect, shape or _BINARY[result], to_prims)
+    return Card(name, 2, says, (form, *forms), result, (), meaning, cost, numpy)
+
+
+def with_numbers(
+    name: str,
+    says: str,
+    result: Result = Result.SAME,
+    *,
+    number: Callable[..., Any] | None = None,
+    shape: ShapeRule | None = None,
+    forms: tuple[Form, ...] = (),
+    in_place: tuple[str, ...] = ("Tensor", "Scalar"),
+    cost: int = 1,
+    numpy: str = "",
+    meaning: Callable[..., Any] | None = None,
+) -> Card:
+    """An operator of two operands with an overload for two tensors, `Tensor`, that PRIMS keeps, and
+    one for a number, `Scalar`, which `number` decomposes (without it CORE_ATEN keeps it)."""
+    rule = shape or _BINARY[result]
+    tensors = Form("Tensor", Dialect.PRIMS, rule)
+    kept = Dialect.ATEN if number else Dialect.CORE_ATEN
+    both = (tensors, Form("Scalar", kept, rule, number))
+    return Card(name, 2, says, (*both, *forms), result, in_place, meaning, cost, numpy)
+
+
+def decomposed(
+    name: str,
+    decomposition: Callable[..., Any] | None,
+    shape: ShapeRule | None = None,
+    *,
+    arity: int = 1,
+    in_place: tuple[str, ...] = ("default",),
+    check: Callable[..., None] | None = None,
+    forms: tuple[Form, ...] = (),
+    numpy: str = "",
+) -> Card:
+    """An operator of which CORE_ATEN keeps nothing, overload `default`; besides, the `forms`."""
+    form = Form("default", Dialect.ATEN, shape, decomposition, check)
+    says = ((decomposition and decomposition.__doc__) or "").partition("\n")[0]
+    return Card(name, arity, says, (form, *forms), in_place=in_place, numpy=numpy)
+
+
+def also(
+    overload: str, shape: ShapeRule | None = None, decomposition: Callable[..., Any] | None = None
+) -> Form:
+    """One more overload of an operator, of which CORE_ATEN keeps nothing."""
+    return Form(overload, Dialect.ATEN, shape, decomposition)

@@ -1,0 +1,106 @@
+"""All cards, and the tables that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dovetail_prims.fake_tensor import ShapeRule
+from dovetail_prims.ops import (
+    activations,
+    activations_backward,
+    binary,
+    powers,
+    ternary,
+    unary,
+)
+from dovetail_prims.ops.card import Card, Dialect, Form, Result
+from dovetail_prims.ops.operands import of_floats, ordered
+from dovetail_prims.shape_rules.pointwise import in_place
+
+CARDS: tuple[Card, ...] = (
+    *unary.CARDS,
+    *binary.CARDS,
+    *powers.CARDS,
+    *ternary.CARDS,
+    *activations.CARDS,
+    *activations_backward.CARDS,
+)
+BY_NAME = {card.name: card for card in CARDS}
+
+
+def forms() -> Iterator[tuple[str, Card, Form]]:
+    """Each overload (`add.Tensor`) with its card."""
+    for card in CARDS:
+        for form in card.forms:
+            yield f"{card.name}.{form.overload}", card, form
+
+
+def in_core(arity: int) -> tuple[str, ...]:
+    """The overloads for so many tensors that CORE_ATEN keeps."""
+    numbers = scalar_forms()
+    return tuple(
+        name
+        for name, card, form in forms()
+        if card.arity == arity and form.dialect is not Dialect.ATEN and name not in numbers
+    )
+
+
+def only_in_core() -> tuple[str, ...]:
+    """The overloads that CORE_ATEN keeps and PRIMS does not."""
+    return tuple(name for name, _, form in forms() if form.dialect is Dialect.CORE_ATEN)
+
+
+def shape_rules() -> dict[str, ShapeRule]:
+    """Shape rules by overload, those of the forms in place too."""
+    table: dict[str, ShapeRule] = {}
+    for name, _, form in forms():
+        if form.shape is not None:
+            table[name] = form.shape
+    for card in CARDS:
+        table |= {f"{card.name}_.{overload}": in_place for overload in card.in_place}
+    return table
+
+
+def checks() -> dict[str, Callable[..., None]]:
+    """What raises for arguments that no shape rule looks at, by overload."""
+    return {name: form.check for name, _, form in forms() if form.check is not None}
+
+
+def to_core_aten() -> dict[str, Callable[..., Any]]:
+    """Decompositions of the overloads that CORE_ATEN lacks."""
+    return {
+        name: form.decomposition
+        for name, _, form in forms()
+        if form.dialect is Dialect.ATEN and form.decomposition is not None
+    }
+
+
+def to_prims() -> dict[str, Callable[..., Any]]:
+    """What takes overloads of CORE_ATEN to PRIMS, or puts their operands in order."""
+    table: dict[str, Callable[..., Any]] = {}
+    for name, card, form in forms():
+        if form.dialect is not Dialect.ATEN:
+            entry = form.decomposition or _in_order(name, card, form)
+            if entry is not None:
+                table[name] = entry
+    for number, tensor in scalar_forms().items():
+        table[number] = table[tensor]
+    return table
+
+
+def _in_order(name: str, card: Card, form: Form) -> Callable[..., Any] | None:
+    if form.dialect is not Dialect.PRIMS:
+        return None
+    if card.arity == 1:
+        return of_floats(name) if card.result is Result.FLOAT else None
+    return ordered(name, to_float=card.result is Result.FLOAT, compares=card.result is Result.BOOL)
+
+
+def scalar_forms() -> dict[str, str]:
+    """The overloads with a number that CORE_ATEN keeps, and those for two tensors."""
+    return {
+        name: f"{card.name}.Tensor"
+        for name, card, form in forms()
+        if form.dialect is Dialect.CORE_ATEN and form.overload == "Scalar"
+    }

@@ -1,0 +1,167 @@
+"""Each card against eager: what it says of dtypes, shapes, decompositions and meaning; and that no
+list of operators is kept beside the cards."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dovetail_prims import opsets
+from dovetail_prims.decompositions import core_aten_table, prims_table
+from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.from_real import from_real
+from dovetail_prims.interpreter import RULES
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.card import Dialect, Result
+from dovetail_prims.ops.common import lookup
+from dovetail_prims.shape_rules.table import default_rules
+from torch._ops import OpOverload
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+FORMS = {name: (card, form) for name, card, form in catalog.forms() if lookup(name)}
+SOURCE = Path(catalog.__file__).parents[1]
+
+
+def tensor(dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, (3, 4), generator=generator).bool()
+    if not dtype.is_floating_point:
+        return torch.randint(1, 7, (3, 4), generator=generator).to(dtype)
+    x = torch.randn(3, 4, generator=generator)
+    x[0, :3] = torch.tensor([0.0, 1.0, -0.5])
+    return x.to(dtype)
+
+
+def arguments(op: OpOverload, dtype: torch.dtype) -> tuple[list[Any], dict[str, Any]]:
+    """What the schema insists on: tensors of this dtype, and numbers of its kind."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for place, a in enumerate(op._schema.arguments):
+        kind = str(a.type)
+        if a.name == "buffer":  # what log_sigmoid keeps
+            value: Any = (-args[1].float().abs()).exp().to(dtype)
+        elif kind == "Tensor" or (kind == "Optional[Tensor]" and not place % 2):
+            value = tensor(torch.bool if a.name == "condition" else dtype, place)
+        elif a.has_default_value():
+            continue
+        elif kind in ("number", "float"):
+            value = 0.75 if dtype.is_floating_point else 2
+        else:
+            value = {"int": 1, "bool": False}.get(kind)
+        if a.kwarg_only:
+            kwargs[a.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def calls(name: str) -> Iterator[tuple[OpOverload, list[Any], dict[str, Any], Any]]:
+    """The calls of an overload that eager takes, and what it gives."""
+    op = lookup(name)
+    assert op is not None
+    for dtype in DTYPES:
+        args, kwargs = arguments(op, dtype)
+        try:
+            yield op, args, kwargs, op(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError):
+            continue
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_shape_and_dtype(name: str) -> None:
+    for op, args, kwargs, expected in calls(name):
+        with FakeMode():
+            fakes = [from_real(a) if isinstance(a, torch.Tensor) else a for a in args]
+            found = op(*fakes, **kwargs)
+        for f, e in zip(_all(found), _all(expected), strict=True):
+            assert f.dtype is e.dtype and f.shape == e.shape and f.stride() == e.stride()
+
+
+def _all(result: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+@pytest.mark.parametrize("name", [n for n, (_, f) in FORMS.items() if f.dialect is Dialect.ATEN])
+def test_decomposition(name: str) -> None:
+    table = core_aten_table()
+    for op, args, kwargs, _ in calls(name):
+        if op in table:
+            seen = assert_matches_eager(table, op, args, kwargs)
+            assert {name_of(o) for o in seen} <= set(opsets.CORE_ATEN)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, (_, f) in FORMS.items() if f.dialect is not Dialect.ATEN]
+)
+def test_way_to_prims(name: str) -> None:
+    for op, args, kwargs, _ in calls(name):
+        seen = assert_matches_eager(prims_table(), op, args, kwargs)
+        assert {name_of(o) for o in seen} <= set(opsets.PRIMS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, (c, f) in FORMS.items() if f.dialect is Dialect.PRIMS and c.arity < 3],
+)
+def test_meaning(name: str) -> None:
+    card, _ = FORMS[name]
+    for _, args, kwargs, expected in calls(name):
+        dtypes = {a.dtype for a in args}
+        if card.result is Result.FLOAT and not args[0].is_floating_point():
+            continue  # PRIMS converts first
+        if len(dtypes) == 1:
+            torch.testing.assert_close(
+                RULES[name](*args, **kwargs), expected, equal_nan=True, check_dtype=False
+            )
+
+
+def test_every_table_has_each_card() -> None:
+    names = [card.name for card in catalog.CARDS]
+    assert len(names) == len(set(names))
+    rules = default_rules()
+    for name, (_, form) in FORMS.items():
+        assert (name in opsets.PRIMS) == (form.dialect is Dialect.PRIMS)
+        assert (name in opsets.CORE_ATEN) == (form.dialect is not Dialect.ATEN)
+        assert form.shape is None or f"aten.{name}" in rules.by_name
+        if form.decomposition is not None:
+            table = core_aten_table() if form.dialect is Dialect.ATEN else prims_table()
+            assert lookup(name) in table
+
+
+# Facts of other kinds than a card's, on operators of several kinds.
+OTHER_FACTS = {
+    "bench.py",
+    "data_errors.py",  # what looks at data, and how
+    "number_functions.py",  # of Python's numbers
+    "size_nodes.py",  # the same
+    "decompositions/operand_layouts.py",  # in which layouts eager's iterators write
+    "shape_rules/dtype_checks.py",  # which kernels may be asked about dtypes
+    "shape_rules/out_layouts.py",  # in which layouts eager resizes `out`
+}
+
+
+def test_no_list_of_pointwise_operators_is_kept_beside_the_cards() -> None:
+    known = set(catalog.BY_NAME) | set(FORMS)
+    kept = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        own = str(path.relative_to(SOURCE))
+        if own.startswith("ops/") or own in OTHER_FACTS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+                parts = node.elts
+            elif isinstance(node, ast.Dict):
+                parts = [k for k in node.keys if k is not None]
+            else:
+                continue
+            words = {p.value for p in parts if isinstance(p, ast.Constant)}
+            found = {w for w in words if isinstance(w, str)} & known
+            if len(found) > 2:
+                kept.append(f"{own}:{node.lineno}: {sorted(found)[:5]}")
+    assert not kept, kept
