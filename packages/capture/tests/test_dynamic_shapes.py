@@ -409,3 +409,34 @@ def test_the_number_that_a_pad_fills_in_may_follow_from_sizes() -> None:
     with pytest.raises(RuntimeError, match="Padding length must be divisible by 2") as refused:
         run(torch.ones(3))
     assert refused.type is RuntimeError  # as eager's
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.floor_divide),
+        *(torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.mul, torch.ops.aten.div),
+    ],
+)
+def test_tensors_of_two_numbers_are_for_all_numbers(fn: Any) -> None:
+    def program(a: Any, b: Any, t: torch.Tensor) -> Any:
+        return fn(a, b), t * fn(a, 2), t + fn(2.5, b), fn(7, 2)
+
+    t, graphs = torch.ones(2), []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    captured = optimize(program, backend, fullgraph=True)
+    for a, b in ((4, 3.5), (5, 2.5), (6, 0.1), (9, 0.7)):
+        assert repr(captured(a, b, t)) == repr(program(a, b, t))
+    assert len(graphs) == 2
+    assert repr(captured(4, 3, t)) == repr(program(4, 3, t))
+
+
+def test_what_takes_no_two_numbers_refuses_them() -> None:
+    captured = optimize(lambda a, t: t + torch.remainder(a, 2), lambda gm, _: gm.forward)
+    for a in (4, 5, 6):
+        with pytest.raises(TypeError, match="remainder"):
+            captured(a, torch.ones(2))

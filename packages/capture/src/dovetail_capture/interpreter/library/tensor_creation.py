@@ -229,6 +229,11 @@ def of_numbers(fn: Callable[..., Any]) -> Handler:
         if isinstance(kwargs.get("out"), TensorValue):
             first = vm.call(Constant(torch.tensor), [Constant(vm.as_python(args[0]))], {})
             return vm.call(Constant(fn), [first, *args[1:]], kwargs)
+        symbols = [arg.symbolic() if isinstance(arg, Constant) else arg for arg in args]
+        if any(symbols) and not kwargs and fn is not torch.remainder:  # (which takes no two)
+            numbers = [known or arg for known, arg in zip(symbols, args, strict=True)]
+            first = vm.call(Constant(torch.tensor), [numbers[0]], {})
+            return vm.record("call_function", fn, [first, *numbers[1:]], {})
         real_kwargs = {name: vm.as_python(arg) for name, arg in kwargs.items()}
         try:
             real = fn(*[vm.as_python(arg) for arg in args], **real_kwargs)
@@ -245,6 +250,11 @@ _OF_NUMBERS: tuple[Any, ...] = (
     torch.mul,
 )  # fmt: skip
 
+# Whose overload packets give tensors of numbers, too.
+_OF_NUMBERS_IN_ATEN: tuple[Any, ...] = (
+    torch.div, torch.floor_divide, torch.add, torch.sub, torch.mul,
+)  # fmt: skip
+
 _LEGACY: tuple[Any, ...] = (
     torch.Tensor, torch.FloatTensor, torch.DoubleTensor, torch.HalfTensor, torch.BFloat16Tensor,
     torch.LongTensor, torch.IntTensor, torch.ShortTensor, torch.CharTensor, torch.ByteTensor,
@@ -259,6 +269,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.new_tensor: new_tensor,
     **{cls: legacy_class(cls) for cls in _LEGACY},
     **{fn: of_numbers(fn) for fn in _OF_NUMBERS},
+    **{getattr(torch.ops.aten, fn.__name__): of_numbers(fn) for fn in _OF_NUMBERS_IN_ATEN},
 }
 NEW_HANDLERS: dict[Any, Any] = {
     cls: new_result for cls in vars(torch.return_types).values() if isinstance(cls, type)
