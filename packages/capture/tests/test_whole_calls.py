@@ -149,3 +149,57 @@ def test_other_objects_are_refused() -> None:
 
     with pytest.raises(GraphBreakError, match=r"allowed in the graph.*\n.*\n.*\n.*_pytree"):
         optimize(program, kept, fullgraph=True)(torch.ones(2))
+
+
+class Total(Pair):
+    def total(self) -> Any:
+        return self.first + self.second
+
+
+class Row(list[Any]):
+    pass
+
+
+class Fixed(tuple[Any, ...]):
+    pass
+
+
+@allow_in_graph
+def classes(*given: Any, by_name: Any = None) -> Any:
+    parts = [*given, by_name]
+    found = [part for part in parts if isinstance(part, (tuple, list))]
+    names = "".join(type(part).__name__ for part in parts)
+    return found[0][0] * len(names) + sum(len(part) for part in found)
+
+
+@allow_in_graph
+def turned(table: collections.OrderedDict[str, Any]) -> Any:
+    table = table.copy()
+    table.move_to_end("a")
+    return next(iter(table.values())) * 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: classes(Pair(x, 2), by_name=Pair(x, x)),
+        lambda x: classes([x, Pair(x, x)], (x, Total(x, x))),
+        lambda x: classes(Total(x, x)),
+        lambda x: classes(Row([x, x]), Fixed((x, 1))),
+        lambda x: classes((x, x.shape, slice(1, 2))),
+        lambda x: turned(collections.OrderedDict(a=x, b=x + 1)),
+    ],
+)
+def test_arguments_keep_their_classes(program: Any) -> None:
+    x = torch.arange(3.0)
+    assert torch.equal(optimize(program, kept, fullgraph=True)(x), program(x))
+
+
+def test_a_sequence_with_attributes_is_refused() -> None:
+    def program(x: torch.Tensor) -> Any:
+        row = Row([x])
+        row.more = 1  # type: ignore[attr-defined]
+        return classes(row)
+
+    with pytest.raises(GraphBreakError, match="is called with an object of type"):
+        optimize(program, kept, fullgraph=True)(torch.ones(2))

@@ -43,6 +43,8 @@ def record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
         return result
 
     try:
+        for value in (*args, *kwargs.values()):
+            _check_class_stays(vm, value)
         return vm.record("call_function", real, args, kwargs, run)
     except NotAGraphArgument:
         pass
@@ -69,6 +71,19 @@ def record_whole(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str
     call.__module__ = real.__module__
     given = vm.record("call_function", call, taken.leaves, {})
     return put_together(vm, specs[0], vm.iterate(given))
+
+
+def _check_class_stays(vm: Interpreter, value: Value) -> None:
+    """Raise NotAGraphArgument for what a graph passes as a tuple, list or dict, though its class is
+    another: a named tuple, an OrderedDict."""
+    if isinstance(value, ObjectValue) or (isinstance(value, DictValue) and value.cls is not dict):
+        raise NotAGraphArgument(value.describe())
+    if isinstance(value, (TupleValue, ListValue)):
+        for item in vm.iterate(value):
+            _check_class_stays(vm, item)
+    elif isinstance(value, DictValue):
+        for _, item in dicts.items(vm, value):
+            _check_class_stays(vm, item)
 
 
 class _OtherResult(Exception):
@@ -144,13 +159,31 @@ class _TakenApart:
             return lambda leaves: cls(*(build(leaves) for build in parts))
         known = pytree.SUPPORTED_NODES.get(cls)
         if known is None:
-            raise self._refused(value)
+            return self._sequence(value)
         flat = list(self.vm.iterate(self.vm.call(self.vm.held(known.flatten_fn), [value], {})))
         context = self.vm.as_python(flat[1])
         if context is UNKNOWN:
             raise self._refused(value)
         unflatten, children = known.unflatten_fn, self._parts(self.vm.iterate(flat[0]))
         return lambda leaves: unflatten([build(leaves) for build in children], context)
+
+    def _sequence(self, value: ObjectValue) -> Build:
+        """An object of a class of tuples or lists that has nothing besides."""
+        cls: Any = value.cls
+        if not isinstance(value.native, (TupleValue, ListValue)) or dicts.length(
+            self.vm, value.fields
+        ):
+            raise self._refused(value)
+        parts = self._parts(self.vm.iterate(value.native))
+        if isinstance(value.native, TupleValue):
+            return lambda leaves: tuple.__new__(cls, [build(leaves) for build in parts])
+
+        def build_list(leaves: Sequence[Any]) -> Any:
+            made = list.__new__(cls)
+            list.extend(made, [build(leaves) for build in parts])
+            return made
+
+        return build_list
 
     def _module(self, value: ObjectValue, module: torch.nn.Module) -> Build:
         """A module, with its parameters and buffers: they are inputs of the node."""
