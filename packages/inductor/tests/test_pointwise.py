@@ -5,30 +5,26 @@ import math
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.codegen_triton.ops import emit_op, has_scalar_form
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ops import OF_OPERATORS
 from dovetail_inductor.lowering.lower import lower
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.ops.card import Dialect
+from dovetail_prims.ops.catalog import CARDS
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import fx
 
-UNARY = [
-    torch.abs, torch.neg, torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10,
-    torch.log1p, torch.sqrt, torch.rsqrt, torch.reciprocal, torch.sin, torch.cos, torch.tan,
-    torch.asin, torch.acos, torch.atan, torch.sinh, torch.cosh, torch.tanh, torch.asinh,
-    torch.acosh, torch.atanh, torch.erf, torch.erfc, torch.erfinv, torch.lgamma, torch.digamma,
-    torch.sigmoid, torch.relu, torch.floor, torch.ceil, torch.round, torch.trunc, torch.sign,
-    torch.isnan, torch.isinf, torch.logical_not,
-]  # fmt: skip
-
-BINARY = [
-    torch.add, torch.sub, torch.mul, torch.div, torch.remainder, torch.fmod, torch.pow,
-    torch.atan2, torch.hypot, torch.copysign, torch.nextafter, torch.maximum, torch.minimum,
-    torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.logical_and,
-    torch.logical_or, torch.logical_xor, torch.floor_divide,
-]  # fmt: skip
+# The functions of floats that CORE_ATEN keeps (those that loop have tests of their own).
+CORE = [c for c in CARDS if any(f.dialect is not Dialect.ATEN for f in c.forms) and c.cost < 200]
+OF_BITS = ("bitwise_", "gcd")
+UNARY = [c.reference() for c in CORE if c.arity == 1 and not c.name.startswith(OF_BITS)]
+UNARY.append(torch.digamma)
+BINARY = [c.reference() for c in CORE if c.arity == 2 and not c.name.startswith(OF_BITS)]
+BINARY.append(torch.floor_divide)
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 0.5, -0.5, 2.0, 88.7, -103.9,
            1e-40, -1e-40, 3.4e38, 1e-8, 0.999999, -2.5, 2.5, 1.5]  # fmt: skip
@@ -51,6 +47,27 @@ def test_the_error_function_stays_below_one(check):
     check(lambda x: (1 - x.erf().abs() < 0,), x)
     x = torch.linspace(2.5, 3.6, 4001)  # (1.2e-7: one unit of the difference, twice)
     check(lambda x: (1 - x.erf(), 1 - (-x).erf().abs()), x, rtol=0, atol=1.2e-7)
+
+
+def test_functions_have_a_form_for_gpus() -> None:
+    """A form of Triton's, or a function of CUDA's device library."""
+    libdevice = pytest.importorskip("triton.language.extra.libdevice")
+    for op, info in OF_OPERATORS.items():
+        if not has_scalar_form(op, torch.float32) or op.startswith(("bitwise_", "shift_")):
+            continue
+        text = emit_op(op, ["a", "b", "c"][: info.arity], torch.float32, torch.float32, len)
+        if text.startswith("libdevice."):
+            assert hasattr(libdevice, op), f"{op} has no form for GPUs"
+
+
+def test_every_function_in_the_interpreter_of_triton() -> None:
+    """Only what is a common form: device functions stand in for themselves there."""
+    x = values(40)
+    gm = trace_aten(lambda x: tuple(f(x) for f in UNARY), x, decompositions=core_aten_table())
+    plan = compile_graph(gm, (x,), options=InductorOptions(triton=True))
+    found = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+    for f, got in zip(UNARY, found, strict=True):
+        torch.testing.assert_close(got, f(x), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_unary_half_types(check):

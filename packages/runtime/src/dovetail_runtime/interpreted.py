@@ -287,21 +287,11 @@ def _patch_once(fn: Any) -> Any:
 interpreter._get_np_dtype, interpreter._patch_lang = _numpy_type, _patch_once
 
 
-_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "erfc": torch.erfc, "erfinv": torch.erfinv, "tan": torch.tan, "asin": torch.asin,
-    "acos": torch.acos, "atan": torch.atan, "sinh": torch.sinh, "cosh": torch.cosh,
-    "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "lgamma": torch.lgamma,
-    "pow": torch.pow, "atan2": torch.atan2, "hypot": torch.hypot, "copysign": torch.copysign,
-    "nextafter": torch.nextafter, "fmod": torch.fmod, "expm1": torch.expm1,
-    "trunc": torch.trunc, "rint": torch.round, "log10": torch.log10, "signbit": torch.signbit,
-}  # fmt: skip
-
-
 class DeviceLibrary:
     """CUDA's device library for interpreted kernels: its functions as ATen computes them."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = _FUNCTIONS[name]
+        function = torch.round if name == "rint" else getattr(torch, name)
 
         def call(*arguments: Any) -> Any:
             dtype = arguments[0].dtype.scalar

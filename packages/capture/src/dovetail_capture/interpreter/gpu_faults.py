@@ -13,20 +13,19 @@ from collections.abc import Container
 from typing import Any
 
 import torch
+from dovetail_prims.ops.catalog import CARDS
 
 # Functions that take whole numbers for what they are. All others may take them for places: of such
 # that are none a GPU's kernel stops the process from using the GPU at all.
-_HARMLESS = frozenset(
-    {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "neg", "eq", "ne", "lt", "le", "gt",
-     "ge", "and_", "or_", "xor", "invert", "logical_and", "logical_or", "logical_not", "where",
-     "sum", "prod", "amax", "amin", "max", "min", "all", "any", "to", "long", "int", "float",
-     "double", "half", "bfloat16", "bool", "type_as", "view", "reshape", "unsqueeze", "squeeze",
-     "expand", "expand_as", "broadcast_tensors", "broadcast_to", "clone", "contiguous", "detach",
-     "cat", "stack", "transpose", "permute", "flatten", "clamp", "abs", "isfinite", "isnan",
-     "zeros_like", "ones_like", "_is_all_true", "cumsum", "argmax", "argmin", "sort", "topk",
-     "maximum", "minimum", "pow", "sign", "lgamma", "exp", "log", "xlogy", "is_floating_point",
-     "getattr", "select", "narrow", "chunk", "split", "unbind", "movedim", "t", "repeat", "flip",
-     "numel", "diff", "mean", "norm", "eq_", "empty_like", "new_zeros", "new_ones"}
+_HARMLESS = frozenset(card.name for card in CARDS) | frozenset(
+    {"truediv", "floordiv", "mod", "and_", "or_", "xor", "invert", "sum", "prod", "amax", "amin",
+     "max", "min", "all", "any", "to", "long", "int", "float", "double", "half", "bfloat16", "bool",
+     "type_as", "view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as",
+     "broadcast_tensors", "broadcast_to", "clone", "contiguous", "detach", "cat", "stack",
+     "transpose", "permute", "flatten", "zeros_like", "ones_like", "_is_all_true", "cumsum",
+     "argmax", "argmin", "sort", "topk", "is_floating_point", "getattr", "select", "narrow",
+     "chunk", "split", "unbind", "movedim", "t", "repeat", "flip", "numel", "diff", "mean", "norm",
+     "eq_", "empty_like", "new_zeros", "new_ones"}
 )  # fmt: skip
 # Which arguments (by place and name) of well-known functions must be places, or probabilities.
 _ARGUMENTS: dict[str, tuple[tuple[int, str], ...]] = {

@@ -12,11 +12,7 @@ from dovetail_inductor.loop_ir.function_text import Expressions, turns
 from dovetail_inductor.loop_ir.functions import FUNCTIONS, with_callees
 from dovetail_inductor.loop_ir.functions.function import Function
 
-_CALLS = {
-    "abs": "abs_", "floor": "floor_", "trunc": "trunc_", "round": "round_", "sqrt": "sqrt_",
-    "exp": "exp_", "expm1": "expm1_", "log": "log_", "sin": "sin_", "cos": "cos_",
-    "acos": "acos_", "erfc": "erfc_", "lgamma": "lgamma_", "pow": "float_pow", "some": "some",
-}  # fmt: skip
+_CALLS = {"pow": "float_pow", "some": "some"}  # others as their op with `_` behind
 
 
 class _Cpp:
@@ -41,7 +37,7 @@ class _Cpp:
             return f"({condition} ? {' : '.join(choices)})"
         if name in FUNCTIONS:
             return f"dv_{name}({', '.join(arguments)})"
-        return f"{_CALLS[name]}({', '.join(arguments)})"
+        return f"{_CALLS.get(name, f'{name}_')}({', '.join(arguments)})"
 
 
 @cache

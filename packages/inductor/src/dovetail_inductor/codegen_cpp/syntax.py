@@ -76,19 +76,11 @@ def _division(atom: FloorDiv | Mod, inner: str) -> str:
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _BITS = {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+# Functions that are not called as their op with `_` behind.
 _CALLS = {
-    "abs": "abs_", "sign": "sign_", "maximum": "vmax", "minimum": "vmin", "relu": "relu_",
-    "where": "sel", "truncdiv": "truncdiv", "floordiv": "floordiv", "remainder": "remainder_",
-    "fmod": "fmod_", "shift_left": "shl", "shift_right": "shr", "isnan": "isnan_",
-    "isinf": "isinf_", "round_f16": "round_f16", "round_bf16": "round_bf16", "floor": "floor_",
-    "ceil": "ceil_", "round": "round_", "trunc": "trunc_", "sqrt": "sqrt_", "rsqrt": "rsqrt_",
-    "exp": "exp_", "exp2": "exp2_", "expm1": "expm1_", "log": "log_", "log2": "log2_",
-    "log10": "log10_", "log1p": "log1p_", "sigmoid": "sigmoid_", "tanh": "tanh_", "erf": "erf_",
-    "erfc": "erfc_", "erfinv": "erfinv_", "sin": "sin_", "cos": "cos_", "tan": "tan_",
-    "asin": "asin_", "acos": "acos_", "atan": "atan_", "sinh": "sinh_", "cosh": "cosh_",
-    "asinh": "asinh_", "acosh": "acosh_", "atanh": "atanh_", "lgamma": "lgamma_",
-    "pow": "pow_", "atan2": "atan2_", "hypot": "hypot_",
-    "copysign": "copysign_", "nextafter": "nextafter_", "gcd": "gcd_",
+    "maximum": "vmax", "minimum": "vmin", "where": "sel", "truncdiv": "truncdiv",
+    "floordiv": "floordiv", "shift_left": "shl", "shift_right": "shr", "round_f16": "round_f16",
+    "round_bf16": "round_bf16",
 }  # fmt: skip
 
 # Integer division traps on zero, which the lanes beyond a loop's end may hold.
@@ -141,4 +133,4 @@ def op_text(
         wide = [f"cast<double>({a})" for a in args]
         limit = literal(torch.finfo(dtype).max, torch.float64)
         return f"cast<{target}>(dv_{op}({', '.join(wide)}, {limit}))"
-    return f"{_CALLS[op]}({', '.join(args)})"
+    return f"{_CALLS.get(op, f'{op}_')}({', '.join(args)})"

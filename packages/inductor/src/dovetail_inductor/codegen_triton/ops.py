@@ -13,6 +13,7 @@ import torch
 
 from dovetail_inductor.codegen_triton import functions
 from dovetail_inductor.loop_ir.functions import LOOPING
+from dovetail_inductor.loop_ir.ops import OF_OPERATORS
 
 TRITON_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "tl.float64",
@@ -284,13 +285,6 @@ _OF_ALL = {
 # Forms on float32 whose error is below what 2 bytes tell apart.
 NARROW = {"erf": "dv_erf_narrow({0})", "tanh": "dv_tanh_narrow({0})"}
 
-# Rare functions come from CUDA's device library; Triton's interpreter does not have them.
-_LIBDEVICE = {
-    "erfc", "erfinv", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
-    "lgamma", "pow", "atan2", "hypot", "copysign", "nextafter",
-}  # fmt: skip
-
-
 # Looping functions that are exact enough in the type of their operands; others are of float64.
 OF_OWN_TYPE = ("zeta",)
 
@@ -336,7 +330,8 @@ def emit_op(
         wide = [f"{arg}.to({TRITON_TYPES[kind]})" for arg in args]
         limit = repr(torch.finfo(operand).max)
         return f"dv_{op}({', '.join(wide)}, {limit}).to({TRITON_TYPES[result]})"
-    if op in _LIBDEVICE and operand.is_floating_point:
+    # Rare functions come from CUDA's device library; Triton's interpreter does not have them.
+    if op in OF_OPERATORS and operand.is_floating_point and has_scalar_form(op, operand):
         return f"libdevice.{op}({', '.join(args)})"
     raise UnsupportedOp(f"{op} on {operand} has no Triton form")
 

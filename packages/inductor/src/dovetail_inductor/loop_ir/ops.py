@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-
-from dovetail_inductor.loop_ir.functions import LOOPING
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.card import Dialect, Result
 
 ResultKind = Literal["same", "bool", "attr"]
 
@@ -35,41 +35,34 @@ COMBINING = {
 # The op that rounds a float32 to the numbers of a half type.
 ROUNDING = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
 
+# Scalar ops that have other names than the operators of tensors.
+_NAMES = {"bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right"}
+
+
+def scalar_name(operator: str) -> str:
+    """The scalar op of an operator of tensors (`shift_left` of `bitwise_left_shift`)."""
+    short = operator.removeprefix("special_").replace("_polynomial", "")
+    return _NAMES.get(operator, short)
+
+
+# The pointwise operators that CORE_ATEN keeps. Integer overflow wraps; NaN wins in `maximum` and
+# `minimum`; `div` is float, `remainder` has the divisor's sign, `fmod` the dividend's; an integer
+# division by zero raises; on bool the bitwise ones are the logical connectives. Functions that
+# loop (`LOOPING`) are of float64, whatever their operands.
+OF_OPERATORS: dict[str, ScalarOp] = {
+    scalar_name(card.name): ScalarOp(
+        card.arity, "bool" if card.result is Result.BOOL else "same", card.cost
+    )
+    for card in catalog.CARDS
+    if any(form.dialect is not Dialect.ATEN for form in card.forms)
+    and not card.name.startswith("logical_")
+}
+
 SCALAR_OPS: dict[str, ScalarOp] = {
-    # arithmetic, all dtypes; integer overflow wraps
-    "add": ScalarOp(2),
-    "sub": ScalarOp(2),
-    "mul": ScalarOp(2),
-    "neg": ScalarOp(1),
-    "abs": ScalarOp(1),
-    "sign": ScalarOp(1, cost=2),
-    "maximum": ScalarOp(2, cost=2),  # NaN wins
-    "minimum": ScalarOp(2, cost=2),  # NaN wins
-    "relu": ScalarOp(1),  # NaN stays NaN
-    "where": ScalarOp(3),  # (bool, T, T)
-    # division: `div` is float; `truncdiv`, `floordiv` round the quotient; `remainder` has the
-    # divisor's sign, `fmod` the dividend's. An integer division by zero raises.
-    "div": ScalarOp(2, cost=4),
+    **OF_OPERATORS,
+    # division with a rounded quotient
     "truncdiv": ScalarOp(2, cost=6),
     "floordiv": ScalarOp(2, cost=8),
-    "remainder": ScalarOp(2, cost=8),
-    "fmod": ScalarOp(2, cost=8),
-    # bits; on bool they are the logical connectives
-    "bitwise_and": ScalarOp(2),
-    "bitwise_or": ScalarOp(2),
-    "bitwise_xor": ScalarOp(2),
-    "bitwise_not": ScalarOp(1),
-    "shift_left": ScalarOp(2),
-    "shift_right": ScalarOp(2),
-    # comparisons and tests
-    "eq": ScalarOp(2, "bool"),
-    "ne": ScalarOp(2, "bool"),
-    "lt": ScalarOp(2, "bool"),
-    "le": ScalarOp(2, "bool"),
-    "gt": ScalarOp(2, "bool"),
-    "ge": ScalarOp(2, "bool"),
-    "isnan": ScalarOp(1, "bool"),
-    "isinf": ScalarOp(1, "bool"),
     # conversion: to the expression's dtype, as ATen converts (float to int truncates, to bool is
     # `!= 0`); `round_f16`, `round_bf16` round a float32 to the narrower type's nearest value
     "cast": ScalarOp(1, "attr"),
@@ -80,45 +73,6 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "to_bits": ScalarOp(1, "attr"),  # the int64 that has the bits of a float64
     # the argument, if its `IndexCheck` holds, else the kernel raises
     "check_index": ScalarOp(1),
-    # floating point only
-    "floor": ScalarOp(1),
-    "ceil": ScalarOp(1),
-    "round": ScalarOp(1),  # half to even
-    "trunc": ScalarOp(1),
-    "sqrt": ScalarOp(1, cost=5),
-    "rsqrt": ScalarOp(1, cost=8),
-    "reciprocal": ScalarOp(1, cost=4),
-    "exp": ScalarOp(1, cost=12),
-    "exp2": ScalarOp(1, cost=12),
-    "expm1": ScalarOp(1, cost=20),
-    "log": ScalarOp(1, cost=15),
-    "log2": ScalarOp(1, cost=15),
-    "log10": ScalarOp(1, cost=15),
-    "log1p": ScalarOp(1, cost=20),
-    "sigmoid": ScalarOp(1, cost=16),
-    "tanh": ScalarOp(1, cost=20),
-    "erf": ScalarOp(1, cost=25),
-    "erfc": ScalarOp(1, cost=40),
-    "erfinv": ScalarOp(1, cost=60),
-    "sin": ScalarOp(1, cost=20),
-    "cos": ScalarOp(1, cost=20),
-    "tan": ScalarOp(1, cost=40),
-    "asin": ScalarOp(1, cost=40),
-    "acos": ScalarOp(1, cost=40),
-    "atan": ScalarOp(1, cost=40),
-    "sinh": ScalarOp(1, cost=40),
-    "cosh": ScalarOp(1, cost=40),
-    "asinh": ScalarOp(1, cost=40),
-    "acosh": ScalarOp(1, cost=40),
-    "atanh": ScalarOp(1, cost=40),
-    "lgamma": ScalarOp(1, cost=100),
-    "pow": ScalarOp(2, cost=40),  # integers: exponent >= 0
-    "atan2": ScalarOp(2, cost=50),
-    "hypot": ScalarOp(2, cost=10),
-    "copysign": ScalarOp(2),
-    "nextafter": ScalarOp(2, cost=6),
-    **{name: ScalarOp(2, cost=200) for name in LOOPING},  # of float64, whatever their operands
-    "gcd": ScalarOp(2, cost=100),  # integers, on a CPU
 }
 
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.card import Card, Dialect, Result
+from dovetail_prims.opsets import SCALAR_FORMS
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype, scalar_name
 from dovetail_inductor.lowering.narrowing import goes_on_in_float32
 from dovetail_inductor.lowering.promotion import (
     Operand,
@@ -257,61 +260,36 @@ def _pow(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
     return pointwise(ctx, node, args[:2], common, combine)
 
 
-_FLOAT_UNARY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin",
-    "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
-    "erfc", "erfinv", "lgamma", "sigmoid",
-)  # fmt: skip
+def _of_card(card: Card) -> Rule:
+    """The scalar op of the operator's name, on operands of the promoted dtype."""
+    op = scalar_name(card.name)
+    if card.arity == 1:
+        return _float_test(op) if card.result is Result.BOOL else _unary(op)
+    return _comparison(op) if card.result is Result.BOOL else _binary(op)
 
-# The scalar functions that loop by their ATen names
-_LOOPING = {
-    "special_zeta": "zeta", "igamma": "igamma", "igammac": "igammac",
-    **{f"special_{shifted}chebyshev_polynomial_{kind}": f"{shifted}chebyshev_{kind}"
-       for shifted in ("", "shifted_") for kind in "tuvw"},
-    "special_hermite_polynomial_h": "hermite_h", "special_hermite_polynomial_he": "hermite_he",
-    "special_laguerre_polynomial_l": "laguerre_l", "special_legendre_polynomial_p": "legendre_p",
-}  # fmt: skip
 
 RULES: dict[str, Rule] = {
-    **{f"{op}.default": _unary(op) for op in _FLOAT_UNARY},
-    "neg.default": _unary("neg"),
-    "abs.default": _unary("abs"),
-    "sign.default": _unary("sign"),
-    "relu.default": _unary("relu"),
-    "bitwise_not.default": _unary("bitwise_not"),
+    **{
+        name: _of_card(card)
+        for name, card, form in catalog.forms()
+        if form.dialect is not Dialect.ATEN and name not in SCALAR_FORMS
+    },
     "floor.default": _identity_on_ints("floor"),
     "ceil.default": _identity_on_ints("ceil"),
     "round.default": _identity_on_ints("round"),
     "trunc.default": _identity_on_ints("trunc"),
-    "isnan.default": _float_test("isnan"),
-    "isinf.default": _float_test("isinf"),
     "add.Tensor": _scaled("add"),
     "sub.Tensor": _scaled("sub"),
     "mul.Tensor": _mul,
-    "div.Tensor": _binary("div"),
     "div.Tensor_mode": _div_mode,
-    "remainder.Tensor": _binary("remainder"),
-    "fmod.Tensor": _binary("fmod"),
     "pow.Tensor_Tensor": _pow,
     "pow.Tensor_Scalar": _pow,
-    "atan2.default": _binary("atan2"),
-    "hypot.default": _binary("hypot"),
-    "copysign.Tensor": _binary("copysign"),
-    "nextafter.default": _binary("nextafter"),
-    "gcd.default": _binary("gcd"),
-    **{f"{name}.default": _binary(op) for name, op in _LOOPING.items()},
     "maximum.default": _extreme("maximum"),
     "minimum.default": _extreme("minimum"),
-    "bitwise_and.Tensor": _binary("bitwise_and"),
-    "bitwise_or.Tensor": _binary("bitwise_or"),
-    "bitwise_xor.Tensor": _binary("bitwise_xor"),
-    "bitwise_left_shift.Tensor": _binary("shift_left"),
-    "bitwise_right_shift.Tensor": _binary("shift_right"),
     "logical_and.default": _logical("bitwise_and"),
     "logical_or.default": _logical("bitwise_or"),
     "logical_xor.default": _logical("bitwise_xor"),
     "logical_not.default": _logical("bitwise_not"),
-    **{f"{op}.Tensor": _comparison(op) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
     "where.self": _where,
     "clone.default": _to_copy,
     "_to_copy.default": _to_copy,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dovetail_prims.ops.catalog import CARDS
 from torch.fx import Node
 
 from dovetail_capture.interpreter import numpy_errors
@@ -46,13 +47,10 @@ from dovetail_capture.interpreter.library.numpy_copies import (
 from dovetail_capture.interpreter.library.numpy_names import (
     FUNCTIONS,
     METHODS,
-    NEED_TENSORS,
     OF_SEQUENCES,
     OF_SEVERAL,
     OF_TWO,
     OPERATORS,
-    SAME_NAMES,
-    TORCH_NAMES,
     UFUNCS,
 )
 from dovetail_capture.interpreter.library.tensor_creation import inlined, stacked
@@ -453,10 +451,12 @@ def _about_dtypes(fn: Any) -> Handler:
 
 
 def _fill_tables() -> None:
-    for name in SAME_NAMES:
-        twin = getattr(torch, TORCH_NAMES.get(name, name))
-        needs = name in NEED_TENSORS
-        HANDLERS[getattr(np, name)] = mapped(getattr(np, name), twin, needs_tensors=needs)
+    for card in CARDS:
+        if card.numpy:
+            ufunc, own = getattr(np, card.numpy), getattr(torch, card.name)
+            needs = card.arity == 2 and len(card.forms) == 1  # (no overload for a number)
+            HANDLERS[ufunc] = mapped(ufunc, own, needs_tensors=needs)
+    HANDLERS[np.matmul] = mapped(np.matmul, torch.matmul)
     HANDLERS[np.sign] = mapped(np.sign, twins.sign)
     HANDLERS[np.remainder] = mapped(np.remainder, twins.remainder)
     HANDLERS[np.rint] = mapped(np.rint, torch.round)

@@ -8,22 +8,6 @@ from typing import Any
 
 from dovetail_capture.interpreter.library import numpy_on_tensors as twins
 
-SAME_NAMES = (
-    "exp", "log", "log2", "log10", "log1p", "expm1", "sqrt", "square", "sin", "cos", "tan",
-    "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "floor", "ceil", "trunc",
-    "reciprocal", "negative", "positive", "absolute", "maximum", "minimum", "add", "subtract",
-    "multiply", "true_divide", "floor_divide", "power", "greater", "greater_equal", "less",
-    "less_equal", "equal", "not_equal", "logical_and", "logical_or", "logical_xor",
-    "logical_not", "isnan", "isinf", "isfinite", "matmul", "arctan2", "hypot", "exp2",
-)  # fmt: skip
-TORCH_NAMES = {
-    "power": "pow", "equal": "eq", "not_equal": "ne", "greater": "gt", "greater_equal": "ge",
-    "less": "lt", "less_equal": "le", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
-    "arctan2": "atan2", "absolute": "abs",
-}  # fmt: skip
-NEED_TENSORS = (
-    "maximum", "minimum", "hypot", "arctan2", "logical_and", "logical_or", "logical_xor",
-)  # fmt: skip
 UFUNCS = {
     "+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "//": "floor_divide",
     "%": "remainder", "**": "power", "@": "matmul", "&": "bitwise_and", "|": "bitwise_or",
