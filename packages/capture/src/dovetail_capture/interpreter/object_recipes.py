@@ -13,6 +13,7 @@ import torch
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.weak_targets import PROXIES
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -39,9 +40,10 @@ def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
     if item.base_new is types.MappingProxyType:
         mapping = rebuilder.recipe(item.slots["mapping"])
         return r.CallFunction(r.Const(types.MappingProxyType), (mapping,))
-    if item.base_new is weakref.ReferenceType:
+    if item.base_new is weakref.ReferenceType or item.base_new in PROXIES:
         target = rebuilder.recipe(item.slots["target"])
-        return r.CallFunction(r.Const(weakref.ref), (target,))
+        make = weakref.proxy if item.base_new in PROXIES else weakref.ref
+        return r.CallFunction(r.Const(make), (target,))
     native = item.native
     args: tuple[r.Recipe, ...] = ()
     if isinstance(native, TupleValue):

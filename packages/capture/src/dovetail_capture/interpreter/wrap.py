@@ -8,6 +8,7 @@ import inspect
 import re
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
@@ -427,6 +428,18 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     return _remember(session, real, value)
 
 
+def _weak_proxy(session: Session, real: Any, source: Source) -> Value:
+    """A `weakref.proxy`, of which nothing is asked here: its target would answer, or be gone."""
+    known = session.objects.known.get(id(real))
+    if known is not None and known.source is not None:
+        session.guards.same(known.source, source)
+        return known
+    value = ObjectValue(type(real), real, source)
+    value.fields.origin = None
+    session.guards.add(c.TypeIs, source, type(real))
+    return _remember(session, real, value)
+
+
 def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
     """Its identity says which mapping it shows; what is read of that is guarded there."""
     session.guards.pin(source, real)
@@ -531,6 +544,8 @@ _WRAPPERS: dict[type, Wrapper] = {
     type(re.compile("").match): _builtin_method,  # a C method that is told the class it is of
     types.CellType: _cell,
     types.MappingProxyType: _mapping_proxy,
+    weakref.ProxyType: _weak_proxy,
+    weakref.CallableProxyType: _weak_proxy,
     **dict.fromkeys(iterators.READABLE, _iterator),
     **dict.fromkeys(iterators.VIEWS, _view),
     StandIn: lambda session, real, source: real.value,

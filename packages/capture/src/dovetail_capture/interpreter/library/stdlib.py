@@ -17,14 +17,12 @@ import threading
 import types
 import typing
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter import messages
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.library.weak_references import weakref_call, weakref_new
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,
@@ -318,8 +316,6 @@ HANDLERS: dict[Any, Handler] = {
     warnings.warn: warn, messages.FILTERS_CHANGED: _deferred(messages.FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
     inspect.signature: inspect_signature, pickle.dumps: pickle_dumps,
-    weakref.ReferenceType.__call__: weakref_call,
-    weakref.ReferenceType: weakref_new,
     **{getattr(cls, name): lock_enter for cls in _LOCKS for name in ("__enter__", "acquire")},
     **{getattr(cls, name): lock_exit for cls in _LOCKS for name in ("__exit__", "release")},
     typing.cast: cast_,

@@ -41,6 +41,7 @@ from dovetail_capture.interpreter.library import (
     torch_polyfills,
     transforms,
     triton_launches,
+    weak_references,
     wrapping_tensors,
 )
 from dovetail_capture.interpreter.library.conversions import to_text
@@ -74,6 +75,7 @@ HANDLERS: dict[Any, Handler] = {
     **iteration_functions.HANDLERS,
     **stdlib.HANDLERS,
     **context_variables.HANDLERS,
+    **weak_references.HANDLERS,
     **partials.HANDLERS,
     **getters.HANDLERS,
     **itertools_functions.HANDLERS,

@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.library.handlers import Args, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
+from dovetail_capture.interpreter.protocols.weak_targets import PROXIES, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -59,6 +60,8 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     if type(wanted) is _BARE_ALIAS:  # `typing.Mapping`
         return issubclass(value.python_type(), _origin(vm, value.python_type(), wanted))
     cls = value.python_type()
+    if isinstance(value, ObjectValue) and cls in PROXIES and wanted not in PROXIES:
+        return is_instance(vm, target_of_proxy(vm, value), classinfo)
     if isinstance(wanted, type) and cls is not wanted:  # or no `__instancecheck__` is asked
         _, check = class_attributes.class_lookup(vm, type(wanted), "__instancecheck__")
         if isinstance(check, types.FunctionType) and not _asks_by_class(type(wanted), check):

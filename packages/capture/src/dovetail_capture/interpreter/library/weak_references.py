@@ -1,26 +1,20 @@
-"""`weakref.ref`: made in the frame, or there before, and called."""
+"""`weakref.ref` and `weakref.proxy`: made in the frame, or there before, and used."""
 
 from __future__ import annotations
 
+import operator
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dovetail_guards.source import (
-    AttrSource,
-    ClosureSource,
-    GlobalSource,
-    InstanceAttrSource,
-    ItemSource,
-    LocalSource,
-    ObjectSource,
-    Source,
+from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols.weak_targets import (
+    PROXIES,
+    target_of,
+    target_of_proxy,
 )
-
-from dovetail_capture.interpreter.library.handlers import Args, Kwargs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
-from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
-from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -28,17 +22,31 @@ if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
 
-def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`weakref.ref(target)`, without a callback."""
+def _new(vm: Interpreter, cls: type, what: str, args: Args, kwargs: Kwargs) -> Value:
     if len(args) != 1 or kwargs:
-        raise GraphBreakSignal("a weak reference with a callback")
-    cls = args[0].python_type()
-    if not cls.__weakrefoffset__ and not isinstance(args[0], TensorValue):
-        vm.raise_error(TypeError, f"cannot create weak reference to '{cls.__name__}' object")
-    reference = ObjectValue(weakref.ReferenceType)
-    reference.base_new = weakref.ReferenceType
+        raise GraphBreakSignal(f"a weak {what} with a callback")
+    of = args[0].python_type()
+    if not of.__weakrefoffset__ and not isinstance(args[0], TensorValue):
+        vm.raise_error(TypeError, f"cannot create weak reference to '{of.__name__}' object")
+    reference = ObjectValue(cls)
+    reference.base_new = cls
     reference.slots["target"] = args[0]
     return reference
+
+
+def weakref_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`weakref.ref(target)`, without a callback."""
+    return _new(vm, weakref.ReferenceType, "reference", args, kwargs)
+
+
+def proxy_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`weakref.proxy(target)`, without a callback, of an object of the program's."""
+    if not args or not isinstance(args[0], ObjectValue):
+        raise GraphBreakSignal("a weak proxy of no object of the program's")
+    target = args[0].real
+    if target is not None and any(type(one) in PROXIES for one in weakref.getweakrefs(target)):
+        raise GraphBreakSignal("a weak proxy of what has one already, which Python gives again")
+    return _new(vm, PROXIES[callable(args[0].cls)], "proxy", args, kwargs)
 
 
 def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -46,12 +54,7 @@ def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     reference = args[0]
     assert isinstance(reference, ObjectValue)
     if reference.real is None:
-        wanted = reference.slots["target"]
-        if any(wanted is slot for frame in vm.frames for slot in frame.slots):
-            return wanted  # a variable keeps it alive
-        if wanted.source is not None and _is_kept(vm, wanted.source):
-            return wanted
-        raise GraphBreakSignal("a call of a weak reference made here: its target may be gone")
+        return target_of(vm, reference)
     target = reference.real()
     if target is None or reference.source is None:
         raise GraphBreakSignal("a weak reference whose target is gone")
@@ -60,51 +63,41 @@ def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.held(target)
 
 
-def _is_kept(vm: Interpreter, source: Source) -> bool:
-    """Is what lay at this place before the frame ran still there?"""
-    frame = vm.frames[0]
-    match source:
-        case ObjectSource():
-            return True
-        case LocalSource(name) if name in frame.decoded.slot_names:
-            slot = frame.slots[frame.decoded.slot_names.index(name)]
-            return _is_from(slot.content if isinstance(slot, CellValue) else slot, source)
-        case ClosureSource(name):
-            slot = frame.slots[frame.decoded.slot_names.index(name)]
-            return isinstance(slot, CellValue) and _is_from(slot.content, source)
-        case GlobalSource(name):
-            return (id(vm.session.globals_), name) not in vm.session.effects.global_writes
-        case AttrSource(base, name) | InstanceAttrSource(base, name) | ItemSource(base, name):
-            return _holds(_at(vm, base), name, source) and _is_kept(vm, base)
-    return False
+def _forwarded(function: Callable[..., Any]) -> Handler:
+    """A special method of a proxy: `function` of its target."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        proxy = args[0] if args else None
+        if not isinstance(proxy, ObjectValue) or proxy.cls not in PROXIES:
+            return PASS
+        return vm.call(vm.held(function), [target_of_proxy(vm, proxy), *args[1:]], kwargs)
+
+    return handler
 
 
-def _at(vm: Interpreter, place: Source) -> Any:
-    """The value of what lay at a place before the frame ran."""
-    return next(
-        (known for known in vm.session.objects.known.values() if known.source is place), None
-    )
+def _call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    proxy = args[0]
+    if not isinstance(proxy, ObjectValue) or proxy.cls not in PROXIES:
+        return PASS
+    return vm.call(target_of_proxy(vm, proxy), args[1:], kwargs)
 
 
-def _holds(holder: Any, key: Any, source: Source) -> bool:
-    """Does an object, or a container, still hold what it held at this place?"""
-    if isinstance(holder, ObjectValue):
-        match source:
-            case InstanceAttrSource():
-                return _holds(holder.fields, key, source)
-            case ItemSource():
-                return _holds(holder.native, key, source)
-            case _:
-                return key not in holder.slots_mutated
-    if isinstance(holder, DictValue):
-        entry = holder.entries.get(key)
-        if entry is not None:
-            return _is_from(entry[1], source)
-        return holder.origin is not None and key not in holder.deleted
-    if isinstance(holder, ListValue):
-        return not holder.mutated
-    return isinstance(holder, TupleValue)
-
-
-def _is_from(value: Any, source: Source) -> bool:
-    return getattr(value, "source", None) is source
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "__len__": len,
+    "__bool__": bool,
+    "__iter__": iter,
+    "__getitem__": operator.getitem,
+    "__setitem__": operator.setitem,
+    "__contains__": operator.contains,
+}
+HANDLERS: dict[Any, Handler] = {
+    weakref.ReferenceType.__call__: weakref_call,
+    weakref.ReferenceType: weakref_new,
+    weakref.proxy: proxy_new,
+    weakref.CallableProxyType.__call__: _call,
+    **{
+        getattr(cls, name): _forwarded(function)
+        for cls in PROXIES
+        for name, function in _SPECIAL.items()
+    },
+}
