@@ -13,13 +13,15 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import Dialect
-from dovetail_prims.ops.catalog import CARDS
+from dovetail_prims.ops.catalog import POINTWISE
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import fx
 
 # The functions of floats that CORE_ATEN keeps (those that loop have tests of their own).
-CORE = [c for c in CARDS if any(f.dialect is not Dialect.ATEN for f in c.forms) and c.cost < 200]
+CORE = [
+    c for c in POINTWISE if any(f.dialect is not Dialect.ATEN for f in c.forms) and c.cost < 200
+]
 OF_BITS = ("bitwise_", "gcd")
 UNARY = [c.reference() for c in CORE if c.arity == 1 and not c.name.startswith(OF_BITS)]
 UNARY.append(torch.digamma)

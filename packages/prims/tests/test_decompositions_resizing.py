@@ -4,11 +4,11 @@ import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
-from dovetail_prims.ops.catalog import CARDS
+from dovetail_prims.ops.catalog import POINTWISE
 from dovetail_prims.opsets import CORE_ATEN
 
 aten = torch.ops.aten
-LISTED = [c for c in CARDS if hasattr(aten, f"_foreach_{c.name}")]
+LISTED = [c for c in POINTWISE if hasattr(aten, f"_foreach_{c.name}")]
 DTYPES = (torch.float64, torch.float32)
 
 

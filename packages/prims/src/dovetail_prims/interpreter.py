@@ -19,32 +19,24 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from dovetail_prims.ops import catalog
-from dovetail_prims.ops.card import Card, Dialect, Result
+from dovetail_prims.ops.card import Card, Dialect, Kind, Result
+from dovetail_prims.ops.promises import PrimsError, require
 from dovetail_prims.opsets import EXTERN
-
-
-class PrimsError(RuntimeError):
-    """A graph breaks a rule of PRIMS."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise PrimsError(message)
 
 
 def _alike(*tensors: Tensor) -> None:
     """Operands have one shape and one dtype"""
     first = tensors[0]
     for t in tensors:
-        _require(isinstance(t, Tensor), f"operand {t!r} is no tensor")
-        _require(t.shape == first.shape, f"shapes differ: {first.shape}, {t.shape}")
-        _require(t.dtype == first.dtype, f"dtypes differ: {first.dtype}, {t.dtype}")
+        require(isinstance(t, Tensor), f"operand {t!r} is no tensor")
+        require(t.shape == first.shape, f"shapes differ: {first.shape}, {t.shape}")
+        require(t.dtype == first.dtype, f"dtypes differ: {first.dtype}, {t.dtype}")
 
 
 def _unary(function: Callable[[Tensor], Tensor], floats: bool) -> Callable[..., Tensor]:
     def run(x: Tensor) -> Tensor:
         if floats:
-            _require(x.is_floating_point() or x.is_complex(), f"{function} of {x.dtype}")
+            require(x.is_floating_point() or x.is_complex(), f"{function} of {x.dtype}")
         return function(x)
 
     return run
@@ -60,7 +52,7 @@ def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     _alike(a, b)
-    _require(condition.dtype == torch.bool and condition.shape == a.shape, "where: condition")
+    require(condition.dtype == torch.bool and condition.shape == a.shape, "where: condition")
     return torch.where(condition, a, b)
 
 
@@ -70,77 +62,6 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> 
 
 def _clone(x: Tensor, *, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     return x.clone(memory_format=memory_format)
-
-
-# --- reductions and scans ------------------------------------------------------------------------
-
-
-def _named(x: Tensor, dims: Sequence[int]) -> list[int]:
-    _require(bool(dims), "a reduction names its dimensions")
-    return sorted(d % max(x.dim(), 1) for d in dims)
-
-
-def _summable(x: Tensor) -> None:
-    _require(x.is_floating_point() or x.is_complex() or x.dtype == torch.int64, f"{x.dtype}")
-
-
-def _sum(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-    _summable(x)
-    return x.sum(_named(x, dims), keepdim)
-
-
-def _prod(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    _summable(x)
-    return x.prod(dim, keepdim)
-
-
-def _amax(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-    return x.amax(_named(x, dims), keepdim)
-
-
-def _amin(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-    return x.amin(_named(x, dims), keepdim)
-
-
-def _first_place(x: Tensor, dim: int, keepdim: bool, best: Tensor) -> Tensor:
-    """The first position along `dim` that holds the best value, or a NaN if there is one"""
-    if x.dim() == 0:
-        return torch.zeros((), dtype=torch.int64)
-    hit = x == best
-    if x.is_floating_point():
-        hit = torch.where(x.isnan().any(dim, keepdim=True), x.isnan(), hit)
-    shape = [1] * x.dim()
-    shape[dim] = x.shape[dim]
-    place = torch.arange(x.shape[dim]).view(shape)
-    first = torch.where(hit, place, x.shape[dim]).amin(dim, keepdim=True)
-    return first if keepdim else first.squeeze(dim)
-
-
-def _argmax(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    return _first_place(x, dim, keepdim, x.amax(dim, keepdim=True))
-
-
-def _argmin(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    return _first_place(x, dim, keepdim, x.amin(dim, keepdim=True))
-
-
-def _any(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-    _require(x.dtype == torch.bool, "any of what is not boolean")
-    return x.to(torch.int64).sum(_named(x, dims), keepdim) > 0
-
-
-def _all(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-    return ~_any(~x, dims, keepdim)
-
-
-def _cumsum(x: Tensor, dim: int) -> Tensor:
-    _summable(x)
-    return x.cumsum(dim)
-
-
-def _cumprod(x: Tensor, dim: int) -> Tensor:
-    _summable(x)
-    return x.cumprod(dim)
 
 
 # --- views ---------------------------------------------------------------------------------------
@@ -185,7 +106,7 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dtypes = {t.dtype for t in tensors}
-    _require(len(dtypes) == 1, f"cat of several dtypes: {dtypes}")
+    require(len(dtypes) == 1, f"cat of several dtypes: {dtypes}")
     return torch.cat(list(tensors), dim)
 
 
@@ -220,7 +141,7 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 def _index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    _require(values.dtype == x.dtype, "index_put of another dtype")
+    require(values.dtype == x.dtype, "index_put of another dtype")
     out = x.clone()
     where = tuple(slice(None) if i is None else i for i in indices)
     if not accumulate:
@@ -243,7 +164,7 @@ def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) ->
 
 
 def _scatter(x: Tensor, dim: int, index: Tensor, src: Tensor, add: bool) -> Tensor:
-    _require(src.dtype == x.dtype, "scatter of another dtype")
+    require(src.dtype == x.dtype, "scatter of another dtype")
     out = x.clone()
     for place in itertools.product(*map(range, index.shape)):
         target = list(place)
@@ -266,7 +187,7 @@ def _into(view: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The scatter twin of a view: a copy with the view's part overwritten"""
 
     def run(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        _require(src.dtype == x.dtype, "a scatter of another dtype")
+        require(src.dtype == x.dtype, "a scatter of another dtype")
         out = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
         out.copy_(x)
         view(out, *args, **kwargs).copy_(src)
@@ -294,23 +215,13 @@ def _pointwise(card: Card) -> Callable[..., Tensor]:
 
 RULES: dict[str, Callable[..., Any]] = {
     **{
-        name: _pointwise(card)
+        name: _pointwise(card) if card.kind is Kind.POINTWISE else card.reference()
         for name, card, form in catalog.forms()
         if form.dialect is Dialect.PRIMS
     },
     "where.self": _where,
     "_to_copy.default": _to_copy,
     "clone.default": _clone,
-    "sum.dim_IntList": _sum,
-    "prod.dim_int": _prod,
-    "amax.default": _amax,
-    "amin.default": _amin,
-    "argmax.default": _argmax,
-    "argmin.default": _argmin,
-    "any.dims": _any,
-    "all.dims": _all,
-    "cumsum.default": _cumsum,
-    "cumprod.default": _cumprod,
     "view.default": _view,
     "permute.default": _permute,
     "expand.default": _expand,
@@ -347,7 +258,7 @@ def rule(op: OpOverload) -> Callable[..., Any]:
     name = f"{op._schema.name.removeprefix('aten::')}.{op._overloadname}"
     if name in RULES:
         return RULES[name]
-    _require(name in EXTERN or name in SIZES, f"{name} is not in PRIMS")
+    require(name in EXTERN or name in SIZES, f"{name} is not in PRIMS")
     return op
 
 
@@ -374,7 +285,7 @@ def _run(node: Node, values: dict[Node, Any]) -> Any:
         if isinstance(target, OpOverload):
             function = rule(target)
         else:
-            _require(target in PYTHON, f"{target} is not in PRIMS")
+            require(target in PYTHON, f"{target} is not in PRIMS")
             assert callable(target)
             function = target
         args = map_arg(node.args, values.__getitem__)

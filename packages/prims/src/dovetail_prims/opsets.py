@@ -9,6 +9,7 @@ Pointwise ops broadcast and promote types as ATen does; PRIMS narrows that (see 
 from __future__ import annotations
 
 from dovetail_prims.ops import catalog
+from dovetail_prims.ops.card import Kind
 
 POINTWISE_UNARY = catalog.in_core(1)
 POINTWISE_BINARY = catalog.in_core(2)
@@ -23,12 +24,8 @@ SCALAR_FORMS = catalog.scalar_forms()
 # memory_format.
 POINTWISE_OTHER = (*catalog.in_core(3), "_to_copy.default", "clone.default")
 
-REDUCTION = (
-    "sum.dim_IntList", "prod.dim_int", "amax.default", "amin.default", "argmax.default",
-    "argmin.default", "any.dims", "all.dims", "var_mean.correction",
-)  # fmt: skip
-
-SCAN = ("cumsum.default", "cumprod.default")
+REDUCTION = catalog.in_core_of_kind(Kind.REDUCTION)
+SCAN = catalog.in_core_of_kind(Kind.SCAN)
 
 VIEW = (
     "view.default", "permute.default", "expand.default", "slice.Tensor", "select.int",
@@ -93,7 +90,7 @@ CORE_ATEN = (
 # float functions, of sums and of scans converted first; a reduction names its dimensions; a
 # creation names its dtype. What is left out below is written in terms of the rest.
 _NOT_PRIMS = {
-    *catalog.only_in_core(), "var_mean.correction", "select.int", "unsqueeze.default",
+    *catalog.only_in_core(), "select.int", "unsqueeze.default",
     "squeeze.dims", "alias.default", "scatter.value", "embedding.default",
     "select_scatter.default", "scalar_tensor.default",
 }  # fmt: skip

@@ -34,12 +34,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 MEANINGS = {
     "_to_copy": "x in another dtype",
-    "clone": "x in memory of its own, in a given order", "sum": "sum over dimensions",
-    "prod": "product over a dimension", "amax": "largest over dimensions",
-    "amin": "smallest over dimensions", "argmax": "place of the first largest along a dimension",
-    "argmin": "place of the first smallest along a dimension",
-    "any": "whether one over dimensions is not 0", "all": "whether none over dimensions is 0",
-    "cumsum": "sums of the elements up to each", "cumprod": "products of the elements up to each",
+    "clone": "x in memory of its own, in a given order",
     "view": "the elements in row-major order, in another shape", "permute": "dimensions reordered",
     "expand": "dimensions of size 1 repeated without a copy",
     "slice": "every step-th element from start to end", "as_strided": "memory seen by strides",

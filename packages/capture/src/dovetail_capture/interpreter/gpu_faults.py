@@ -13,11 +13,11 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-from dovetail_prims.ops.catalog import CARDS
+from dovetail_prims.ops.catalog import POINTWISE
 
 # Functions that take whole numbers for what they are. All others may take them for places: of such
 # that are none a GPU's kernel stops the process from using the GPU at all.
-_HARMLESS = frozenset(card.name for card in CARDS) | frozenset(
+_HARMLESS = frozenset(card.name for card in POINTWISE) | frozenset(
     {"truediv", "floordiv", "mod", "and_", "or_", "xor", "invert", "sum", "prod", "amax", "amin",
      "max", "min", "all", "any", "to", "long", "int", "float", "double", "half", "bfloat16", "bool",
      "type_as", "view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as",

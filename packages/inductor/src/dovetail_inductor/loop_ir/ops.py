@@ -53,7 +53,7 @@ OF_OPERATORS: dict[str, ScalarOp] = {
     scalar_name(card.name): ScalarOp(
         card.arity, "bool" if card.result is Result.BOOL else "same", card.cost
     )
-    for card in catalog.CARDS
+    for card in catalog.POINTWISE
     if any(form.dialect is not Dialect.ATEN for form in card.forms)
     and not card.name.startswith("logical_")
 }

@@ -271,7 +271,7 @@ def _of_card(card: Card) -> Rule:
 RULES: dict[str, Rule] = {
     **{
         name: _of_card(card)
-        for name, card, form in catalog.forms()
+        for name, card, form in catalog.forms(catalog.POINTWISE)
         if form.dialect is not Dialect.ATEN and name not in SCALAR_FORMS
     },
     "floor.default": _identity_on_ints("floor"),

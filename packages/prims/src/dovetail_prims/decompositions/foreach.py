@@ -15,10 +15,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from dovetail_prims.ops.card import Card
-from dovetail_prims.ops.catalog import CARDS
+from dovetail_prims.ops.catalog import POINTWISE
 from dovetail_prims.ops.common import Family, Number, aten, lookup
-
-from .reductions import linalg_vector_norm
+from dovetail_prims.ops.reductions import linalg_vector_norm
 
 Tensors = Sequence[Tensor]
 
@@ -174,7 +173,7 @@ def _family() -> Family:
         "_foreach_pow.List": pow_list,
         "_foreach_pow.ScalarAndTensor": pow_of_number,
     }
-    for card in CARDS:
+    for card in POINTWISE:
         each = f"_foreach_{card.name}"
         if not hasattr(torch.ops.aten, each) or f"{each}.Scalar" in table:
             continue

@@ -49,7 +49,7 @@ def laid_out(op: OpOverload, entry: Callable[..., Any]) -> Callable[..., Any]:
     name = op._schema.name.removeprefix("aten::")
     like = _LIKE.get(name)
     tensors = [a for a in op._schema.arguments if str(a.type) == "Tensor"]
-    pointwise = torch.Tag.pointwise in op.tags or name in catalog.BY_NAME
+    pointwise = torch.Tag.pointwise in op.tags or name in catalog.POINTWISE_NAMES
     tagged = pointwise and name not in _OTHERWISE
     if like is None and (len(tensors) < 2 or not tagged):
         return entry

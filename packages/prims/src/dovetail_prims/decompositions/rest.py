@@ -27,8 +27,7 @@ from dovetail_prims.ops.common import (
     wrap,
     zeros,
 )
-
-from .reductions import linalg_vector_norm
+from dovetail_prims.ops.reductions import linalg_vector_norm
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -22,7 +22,7 @@ from dovetail_prims.ops.values import (
     where,
 )
 from dovetail_prims.shape_rules import pointwise as rules
-from dovetail_prims.shape_rules import usual_cases
+from dovetail_prims.shape_rules import rare, usual_cases
 from dovetail_prims.shape_rules.cpu_kernels import dropout_backward, of_cpu
 from dovetail_prims.shape_rules.pointwise import backward_two
 
@@ -224,7 +224,7 @@ CARDS = (
         arity=2,
         in_place=(),
     ),
-    decomposed("glu_backward", glu_backward, arity=2, in_place=()),
+    decomposed("glu_backward", glu_backward, rare.glu_backward, arity=2, in_place=()),
     decomposed(
         "native_dropout_backward",
         native_dropout_backward,

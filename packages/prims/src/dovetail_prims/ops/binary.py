@@ -231,9 +231,9 @@ def _polynomials(stem: str, says: str) -> tuple[Card, ...]:
 _FLOAT, _BOOL = Result.FLOAT, Result.BOOL
 _PRIMS, _ATEN = Dialect.PRIMS, Dialect.ATEN
 _DIVISIONS = (
-    Form("Tensor_mode", _PRIMS, rules.divide, div_mode, _check_mode,
-         "a / b, rounded down or towards zero"),
-    Form("Scalar_mode", _ATEN, rules.divide, div_scalar_mode, _check_mode),
+    Form("Tensor_mode", _PRIMS, rules.divide, to_prims=div_mode, check=_check_mode,
+         says="a / b, rounded down or towards zero"),
+    Form("Scalar_mode", _ATEN, rules.divide, div_scalar_mode, check=_check_mode),
 )  # fmt: skip
 
 CARDS = (

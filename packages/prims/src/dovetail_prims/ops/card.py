@@ -27,6 +27,14 @@ class Dialect(Enum):
     PRIMS = "prims"
 
 
+class Kind(Enum):
+    """What an operator does with elements."""
+
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    SCAN = "scan"
+
+
 class Result(Enum):
     """The dtype of a pointwise operator's result."""
 
@@ -39,27 +47,30 @@ class Result(Enum):
 class Form:
     """One overload of an operator.
 
-    `dialect` is the narrowest that keeps it. `decomposition` takes it to the next one, if there
-    is one; that of a form that PRIMS keeps puts its operands in order (None: in the way that
-    follows from the card's `Result`). Without a `shape` PyTorch's meta kernel answers. `check`
-    raises what eager raises for arguments that no shape rule looks at, of the form in place, too.
+    `dialect` is the narrowest that keeps it. `to_core` decomposes it to CORE_ATEN, `to_prims` to
+    PRIMS; that of a form that PRIMS keeps puts its operands in order (of a pointwise operator None:
+    in the way that follows from the card's `Result`). Without a `shape` PyTorch's meta kernel
+    answers. `check` raises what eager raises for arguments that no shape rule looks at, of the form
+    in place, too.
     """
 
     overload: str
     dialect: Dialect
     shape: ShapeRule | None = None
-    decomposition: Callable[..., Any] | None = None
+    to_core: Callable[..., Any] | None = None
+    to_prims: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
     says: str = ""  # (the card's, unless given)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One pointwise operator.
+    """One operator.
 
-    `says`: what it computes, as a line of the op table. `in_place`: the overloads of its form in
-    place, `name_`. `meaning`: a Python reference on tensors of one shape and dtype (None: torch's
-    function of the name). `cost`: of one element, in additions. `numpy`: the ufunc's name.
+    `arity`: how many operands a pointwise one has. `says`: what it computes, as a line of the op
+    table. `in_place`: the overloads of its form in place, `name_`. `meaning`: a Python reference of
+    the form that PRIMS keeps, for operands in order (None: torch's function of the name). `cost`:
+    of one element, in additions. `numpy`: the ufunc's name.
     """
 
     name: str
@@ -71,6 +82,7 @@ class Card:
     meaning: Callable[..., Any] | None = None
     cost: int = 1
     numpy: str = ""
+    kind: Kind = Kind.POINTWISE
 
     def reference(self) -> Callable[..., Any]:
         """What the operator means."""
@@ -101,7 +113,7 @@ def unary(
     """An operator of one operand that CORE_ATEN keeps, and PRIMS, too, unless `to_prims` says how
     the others there express it."""
     dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
-    form = Form("default", dialect, shape or _UNARY[result], to_prims)
+    form = Form("default", dialect, shape or _UNARY[result], to_prims=to_prims)
     in_place = () if result is Result.BOOL else ("default",)
     return Card(name, 1, says, (form, *forms), result, in_place, meaning, cost, numpy)
 
@@ -120,7 +132,7 @@ def binary(
 ) -> Card:
     """An operator of two tensors, overload `default`, that CORE_ATEN keeps (and the `forms`)."""
     dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
-    form = Form("default", dialect, shape or _BINARY[result], to_prims)
+    form = Form("default", dialect, shape or _BINARY[result], to_prims=to_prims)
     return Card(name, 2, says, (form, *forms), result, (), meaning, cost, numpy)
 
 
@@ -158,7 +170,7 @@ def decomposed(
     numpy: str = "",
 ) -> Card:
     """An operator of which CORE_ATEN keeps nothing, overload `default`; besides, the `forms`."""
-    form = Form("default", Dialect.ATEN, shape, decomposition, check)
+    form = Form("default", Dialect.ATEN, shape, decomposition, check=check)
     says = ((decomposition and decomposition.__doc__) or "").partition("\n")[0]
     return Card(name, arity, says, (form, *forms), in_place=in_place, numpy=numpy)
 
@@ -168,3 +180,14 @@ def also(
 ) -> Form:
     """One more overload of an operator, of which CORE_ATEN keeps nothing."""
     return Form(overload, Dialect.ATEN, shape, decomposition)
+
+
+def reduction(
+    name: str,
+    says: str,
+    *forms: Form,
+    meaning: Callable[..., Any] | None = None,
+    kind: Kind = Kind.REDUCTION,
+) -> Card:
+    """An operator that combines the elements along dimensions."""
+    return Card(name, 1, says, forms, meaning=meaning, kind=kind)

@@ -11,14 +11,15 @@ from dovetail_prims.ops import (
     activations_backward,
     binary,
     powers,
+    reductions,
     ternary,
     unary,
 )
-from dovetail_prims.ops.card import Card, Dialect, Form, Result
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, Result
 from dovetail_prims.ops.operands import of_floats, ordered
 from dovetail_prims.shape_rules.pointwise import in_place
 
-CARDS: tuple[Card, ...] = (
+POINTWISE: tuple[Card, ...] = (
     *unary.CARDS,
     *binary.CARDS,
     *powers.CARDS,
@@ -26,24 +27,31 @@ CARDS: tuple[Card, ...] = (
     *activations.CARDS,
     *activations_backward.CARDS,
 )
-BY_NAME = {card.name: card for card in CARDS}
+CARDS: tuple[Card, ...] = (*POINTWISE, *reductions.CARDS)
+POINTWISE_NAMES = frozenset(card.name for card in POINTWISE)
 
 
-def forms() -> Iterator[tuple[str, Card, Form]]:
+def forms(cards: tuple[Card, ...] = CARDS) -> Iterator[tuple[str, Card, Form]]:
     """Each overload (`add.Tensor`) with its card."""
-    for card in CARDS:
+    for card in cards:
         for form in card.forms:
             yield f"{card.name}.{form.overload}", card, form
 
 
 def in_core(arity: int) -> tuple[str, ...]:
-    """The overloads for so many tensors that CORE_ATEN keeps."""
+    """The overloads of pointwise operators on so many tensors that CORE_ATEN keeps."""
     numbers = scalar_forms()
     return tuple(
         name
-        for name, card, form in forms()
+        for name, card, form in forms(POINTWISE)
         if card.arity == arity and form.dialect is not Dialect.ATEN and name not in numbers
     )
+
+
+def in_core_of_kind(kind: Kind) -> tuple[str, ...]:
+    """The overloads of operators of a kind that CORE_ATEN keeps."""
+    cards = tuple(card for card in CARDS if card.kind is kind)
+    return tuple(name for name, _, form in forms(cards) if form.dialect is not Dialect.ATEN)
 
 
 def only_in_core() -> tuple[str, ...]:
@@ -68,29 +76,24 @@ def checks() -> dict[str, Callable[..., None]]:
 
 
 def to_core_aten() -> dict[str, Callable[..., Any]]:
-    """Decompositions of the overloads that CORE_ATEN lacks."""
-    return {
-        name: form.decomposition
-        for name, _, form in forms()
-        if form.dialect is Dialect.ATEN and form.decomposition is not None
-    }
+    """Decompositions of the overloads that CORE_ATEN lacks, or keeps in some cases alone."""
+    return {name: form.to_core for name, _, form in forms() if form.to_core is not None}
 
 
 def to_prims() -> dict[str, Callable[..., Any]]:
     """What takes overloads of CORE_ATEN to PRIMS, or puts their operands in order."""
     table: dict[str, Callable[..., Any]] = {}
     for name, card, form in forms():
-        if form.dialect is not Dialect.ATEN:
-            entry = form.decomposition or _in_order(name, card, form)
-            if entry is not None:
-                table[name] = entry
+        entry = form.to_prims or _in_order(name, card, form)
+        if entry is not None:
+            table[name] = entry
     for number, tensor in scalar_forms().items():
         table[number] = table[tensor]
     return table
 
 
 def _in_order(name: str, card: Card, form: Form) -> Callable[..., Any] | None:
-    if form.dialect is not Dialect.PRIMS:
+    if form.dialect is not Dialect.PRIMS or card.kind is not Kind.POINTWISE:
         return None
     if card.arity == 1:
         return of_floats(name) if card.result is Result.FLOAT else None
@@ -101,6 +104,6 @@ def scalar_forms() -> dict[str, str]:
     """The overloads with a number that CORE_ATEN keeps, and those for two tensors."""
     return {
         name: f"{card.name}.Tensor"
-        for name, card, form in forms()
+        for name, card, form in forms(POINTWISE)
         if form.dialect is Dialect.CORE_ATEN and form.overload == "Scalar"
     }

@@ -163,7 +163,7 @@ def _exponent(x: FakeTensor, exponent: Any) -> None:
 
 _POWERS = (
     Form("Tensor_Tensor", Dialect.PRIMS, rules.binary),
-    Form("Tensor_Scalar", Dialect.ATEN, rules.power_scalar, pow_scalar_exponent, _exponent),
+    Form("Tensor_Scalar", Dialect.ATEN, rules.power_scalar, pow_scalar_exponent, check=_exponent),
     also("Scalar", rules.power_of_number, pow_scalar_base),
 )
 

@@ -138,7 +138,7 @@ _CLAMPED = ("default", "Tensor")
 def _clamping(name: str, arity: int, number: Any, tensor: Any, check: Any = None) -> Card:
     """A clamp with numbers as bounds, or tensors."""
     forms = tuple(
-        Form(overload, Dialect.ATEN, rules.clamp, function, check)
+        Form(overload, Dialect.ATEN, rules.clamp, function, check=check)
         for overload, function in zip(_CLAMPED, (number, tensor), strict=True)
     )
     return Card(name, arity, number.__doc__.partition("\n")[0], forms, in_place=_CLAMPED)
@@ -146,7 +146,7 @@ def _clamping(name: str, arity: int, number: Any, tensor: Any, check: Any = None
 
 CARDS = (
     Card("where", 3, "a where the condition holds, else b", (
-        Form("self", Dialect.PRIMS, rules.where, ordered_where),
+        Form("self", Dialect.PRIMS, rules.where, to_prims=ordered_where),
         *(also(overload, rules.where) for overload in ("ScalarSelf", "ScalarOther", "Scalar")),
     )),
     decomposed("addcmul", addcmul, rules.ternary, arity=3),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -244,29 +243,14 @@ def topk(
 
 
 def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    table: dict[str, Callable[..., Any]] = {
-        "sum.dim_IntList": sum_,
-        "sum.default": sum_all,
-        "nansum.default": sum_,
-        "prod.dim_int": sum_,
-        "prod.default": sum_all,
-        "mean.dim": mean,
-        "mean.default": mean_all,
-        "var.correction": var,
-        "std.correction": var,
-        "var_mean.correction": var_mean,
-        "std_mean.correction": var_mean,
-        "linalg_vector_norm.default": norm,
-        "norm.ScalarOpt_dim": norm_scalar_dim,
+    """Of softmax, sorting and the like. (Those of reductions stand on their cards.)"""
+    return {
         "logsumexp.default": logsumexp,
         "_softmax.default": softmax,
         "_log_softmax.default": softmax,
         "_safe_softmax.default": safe_softmax,
         "_softmax_backward_data.default": softmax_backward,
         "_log_softmax_backward_data.default": softmax_backward,
-        "cumsum.default": cumulative,
-        "cumprod.default": cumulative,
         "cummax.default": cumulative_with_index,
         "cummin.default": cumulative_with_index,
         "hash_tensor.default": hash_tensor,
@@ -274,12 +258,3 @@ def rules() -> dict[str, Callable[..., Any]]:
         "sort.stable": sort_stable,
         "topk.default": topk,
     }
-    for name in ("max", "min"):
-        table[f"a{name}.default"] = partial(same_dtype_reduction, op=f"a{name}()")
-        table[f"{name}.default"] = partial(reduce_all, op=f"{name}()")
-        table[f"{name}.dim"] = partial(with_index, op=f"{name}()")
-        table[f"arg{name}.default"] = partial(arg_reduction, op=f"arg{name}()")
-    for name in ("any", "all"):
-        table[f"{name}.default"] = truth_all
-        table[f"{name}.dim"] = table[f"{name}.dims"] = truth
-    return table

@@ -353,8 +353,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "huber_loss_backward.default": loss_backward,
         "native_group_norm_backward.default": group_norm_backward,
         "index_add.default": index_add,
-        "count_nonzero.default": count_nonzero,
-        "count_nonzero.dim_IntList": count_nonzero,
         "tril_indices.default": lower_places,
         "triu_indices.default": upper_places,
         "vdot.default": inner_product,

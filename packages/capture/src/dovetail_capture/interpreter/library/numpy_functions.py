@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.ops.catalog import CARDS
+from dovetail_prims.ops.catalog import POINTWISE
 from torch.fx import Node
 
 from dovetail_capture.interpreter import numpy_errors
@@ -451,7 +451,7 @@ def _about_dtypes(fn: Any) -> Handler:
 
 
 def _fill_tables() -> None:
-    for card in CARDS:
+    for card in POINTWISE:
         if card.numpy:
             ufunc, own = getattr(np, card.numpy), getattr(torch, card.name)
             needs = card.arity == 2 and len(card.forms) == 1  # (no overload for a number)

@@ -6,21 +6,10 @@ operands are in order as it is (NotImplemented).
 
 from __future__ import annotations
 
-from dovetail_prims.decompositions.to_prims import parts, reductions
+from dovetail_prims.decompositions.to_prims import parts
 from dovetail_prims.ops.common import Family
 
 TABLE: Family = {
-    "sum.dim_IntList": reductions.sum,
-    "prod.dim_int": reductions.along_one("prod.dim_int"),
-    "cumsum.default": reductions.along_one("cumsum.default"),
-    "cumprod.default": reductions.along_one("cumprod.default"),
-    "amax.default": reductions.extreme("amax.default"),
-    "amin.default": reductions.extreme("amin.default"),
-    "argmax.default": reductions.place("argmax.default"),
-    "argmin.default": reductions.place("argmin.default"),
-    "any.dims": reductions.truths("any.dims"),
-    "all.dims": reductions.truths("all.dims"),
-    "var_mean.correction": reductions.var_mean,
     "select.int": parts.select,
     "unsqueeze.default": parts.unsqueeze,
     "squeeze.dims": parts.squeeze,

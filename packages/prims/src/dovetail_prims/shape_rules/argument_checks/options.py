@@ -33,11 +33,6 @@ def _divisor(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         raise RuntimeError("divisor must be not zero")
 
 
-def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
-    if len(x._sizes) > 64:
-        raise RuntimeError("only tensors with up to 64 dims are supported")
-
-
 def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
     if len(normalized_shape) == 0:
         raise RuntimeError(
@@ -46,12 +41,7 @@ def _normalized(x: FakeTensor, normalized_shape: Any, *rest: Any) -> None:
         )
 
 
-# They take a set of dimensions as 64 bits.
-_OF_SETS = ("amax.default", "amin.default", "sum.dim_IntList", "mean.dim", "var_mean.correction",
-            "var.correction", "std.correction", "all.dims", "any.dims")  # fmt: skip
-
 TABLE: Mapping[str, Check] = {
-    **dict.fromkeys(_OF_SETS, _few_dims),
     "native_layer_norm.default": _normalized,
     "avg_pool2d.default": _divisor,
     "avg_pool3d.default": _divisor,

@@ -20,6 +20,7 @@ from dovetail_prims.ops.common import (
     wide,
 )
 from dovetail_prims.ops.operands import truth_of
+from dovetail_prims.ops.promises import require
 
 
 def _accumulated(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
@@ -123,3 +124,74 @@ def var_mean(
     variance = aten.div.Tensor(square, left if left > 0 else 0)
     mean = mean if keepdim else aten.squeeze.dims(mean, dims)
     return cast(variance, self.dtype), cast(mean, self.dtype)
+
+
+# --- what they mean -------------------------------------------------------------------------------
+
+
+def _named(x: Tensor, dims: Sequence[int]) -> list[int]:
+    require(bool(dims), "a reduction names its dimensions")
+    return sorted(d % max(x.dim(), 1) for d in dims)
+
+
+def _summable(x: Tensor) -> None:
+    require(x.is_floating_point() or x.is_complex() or x.dtype == torch.int64, f"{x.dtype}")
+
+
+def sum_of(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    _summable(x)
+    return x.sum(_named(x, dims), keepdim)
+
+
+def prod_of(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    _summable(x)
+    return x.prod(dim, keepdim)
+
+
+def amax_of(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    return x.amax(_named(x, dims), keepdim)
+
+
+def amin_of(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    return x.amin(_named(x, dims), keepdim)
+
+
+def _first_place(x: Tensor, dim: int, keepdim: bool, best: Tensor) -> Tensor:
+    """The first position along `dim` that holds the best value, or a NaN if there is one"""
+    if x.dim() == 0:
+        return torch.zeros((), dtype=torch.int64)
+    hit = x == best
+    if x.is_floating_point():
+        hit = torch.where(x.isnan().any(dim, keepdim=True), x.isnan(), hit)
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    place = torch.arange(x.shape[dim]).view(shape)
+    first = torch.where(hit, place, x.shape[dim]).amin(dim, keepdim=True)
+    return first if keepdim else first.squeeze(dim)
+
+
+def argmax_of(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return _first_place(x, dim, keepdim, x.amax(dim, keepdim=True))
+
+
+def argmin_of(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    return _first_place(x, dim, keepdim, x.amin(dim, keepdim=True))
+
+
+def any_of(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    require(x.dtype == torch.bool, "any of what is not boolean")
+    return x.to(torch.int64).sum(_named(x, dims), keepdim) > 0
+
+
+def all_of(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    return ~any_of(~x, dims, keepdim)
+
+
+def cumsum_of(x: Tensor, dim: int) -> Tensor:
+    _summable(x)
+    return x.cumsum(dim)
+
+
+def cumprod_of(x: Tensor, dim: int) -> Tensor:
+    _summable(x)
+    return x.cumprod(dim)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.ops import reductions_in_prims as prims
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, reduction
 from dovetail_prims.ops.common import (
-    Family,
     Number,
     aten,
     cast,
@@ -20,6 +24,8 @@ from dovetail_prims.ops.common import (
     where,
     wide,
 )
+from dovetail_prims.shape_rules import rare, usual_cases
+from dovetail_prims.shape_rules import reductions as rules
 
 Dims = int | Sequence[int] | None
 
@@ -212,31 +218,85 @@ def trace(self: Tensor) -> Tensor:
     return aten.sum.dim_IntList(aten.diagonal.default(self), [0])
 
 
-TABLE: Family = {
-    "sum.default": sum_all,
-    "mean.dim": mean_dim,
-    "mean.default": mean,
-    "prod.default": prod_all,
-    "max.dim": max_dim,
-    "min.dim": min_dim,
-    "max.default": max_all,
-    "min.default": min_all,
-    "aminmax.default": aminmax,
-    "any.default": any_all,
-    "any.dim": any_dim,
-    "all.default": all_all,
-    "all.dim": all_dim,
-    "var.correction": var,
-    "std.correction": std,
-    "std_mean.correction": std_mean,
-    "linalg_vector_norm.default": linalg_vector_norm,
-    "norm.Scalar": norm,
-    "norm.ScalarOpt_dtype": norm_dtype,
-    "norm.ScalarOpt_dim": norm_dim,
-    "norm.ScalarOpt_dim_dtype": norm_dim_dtype,
-    "dist.default": dist,
-    "nansum.default": nansum,
-    "count_nonzero.default": count_nonzero,
-    "count_nonzero.dim_IntList": count_nonzero_dims,
-    "trace.default": trace,
-}
+def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
+    """A set of dimensions is one of 64 bits."""
+    if len(x._sizes) > 64:
+        raise RuntimeError("only tensors with up to 64 dims are supported")
+
+
+_PRIMS, _ATEN = Dialect.PRIMS, Dialect.ATEN
+
+
+def _extreme(name: str, says: str, meaning: Callable[..., Any]) -> Card:
+    shape = partial(rules.same_dtype_reduction, op=f"{name}()")
+    way = prims.extreme(f"{name}.default")
+    return reduction(name, says, Form("default", _PRIMS, shape, None, way, _few_dims),
+                     meaning=meaning)  # fmt: skip
+
+
+def _place(name: str, says: str, meaning: Callable[..., Any]) -> Card:
+    shape = partial(rules.arg_reduction, op=f"{name}()")
+    form = Form("default", _PRIMS, shape, to_prims=prims.place(f"{name}.default"))
+    return reduction(name, says, form, meaning=meaning)
+
+
+def _with_place(name: str, says: str, of_all: Any, along: Any) -> Card:
+    return reduction(name, says,
+                     also("default", partial(rules.reduce_all, op=f"{name}()"), of_all),
+                     also("dim", partial(rules.with_index, op=f"{name}()"), along))  # fmt: skip
+
+
+def _truth(name: str, says: str, of_all: Any, along: Any, meaning: Callable[..., Any]) -> Card:
+    way = prims.truths(f"{name}.dims")
+    return reduction(name, says, Form("dims", _PRIMS, rules.truth, None, way, _few_dims),
+                     also("default", rules.truth_all, of_all), also("dim", rules.truth, along),
+                     meaning=meaning)  # fmt: skip
+
+
+def _scan(name: str, says: str, meaning: Callable[..., Any]) -> Card:
+    form = Form("default", _PRIMS, rules.cumulative, to_prims=prims.along_one(f"{name}.default"))
+    return reduction(name, says, form, meaning=meaning, kind=Kind.SCAN)
+
+
+CARDS = (
+    reduction("sum", "sum over dimensions",
+              Form("dim_IntList", _PRIMS, rules.sum_, None, prims.sum, _few_dims),
+              also("default", rules.sum_all, sum_all), meaning=prims.sum_of),
+    reduction("prod", "product over a dimension",
+              Form("dim_int", _PRIMS, rules.sum_, to_prims=prims.along_one("prod.dim_int")),
+              also("default", rules.sum_all, prod_all), meaning=prims.prod_of),
+    _extreme("amax", "largest over dimensions", prims.amax_of),
+    _extreme("amin", "smallest over dimensions", prims.amin_of),
+    _place("argmax", "place of the first largest along a dimension", prims.argmax_of),
+    _place("argmin", "place of the first smallest along a dimension", prims.argmin_of),
+    _truth("any", "whether one over dimensions is not 0", any_all, any_dim, prims.any_of),
+    _truth("all", "whether none over dimensions is 0", all_all, all_dim, prims.all_of),
+    reduction("var_mean", "Two passes: the mean, then the mean square distance from it",
+              Form("correction", Dialect.CORE_ATEN, rules.var_mean, None, prims.var_mean,
+                   _few_dims)),
+    _scan("cumsum", "sums of the elements up to each", prims.cumsum_of),
+    _scan("cumprod", "products of the elements up to each", prims.cumprod_of),
+    _with_place("max", "the largest, and where it stands", max_all, max_dim),
+    _with_place("min", "the smallest, and where it stands", min_all, min_dim),
+    reduction("aminmax", "both ends", also("default", None, aminmax)),
+    reduction("mean", "sum / count", Form("dim", _ATEN, rules.mean, mean_dim, check=_few_dims),
+              also("default", rules.mean_all, mean)),
+    reduction("var", "variance",
+              Form("correction", _ATEN, rules.var, var, check=_few_dims)),
+    reduction("std", "standard deviation",
+              Form("correction", _ATEN, rules.var, std, check=_few_dims)),
+    reduction("std_mean", "standard deviation and mean",
+              also("correction", rules.var_mean, std_mean)),
+    reduction("linalg_vector_norm", "(sum |x|^p)^(1/p)",
+              also("default", rules.norm, linalg_vector_norm)),
+    reduction("norm", "the same", also("Scalar", None, norm),
+              also("ScalarOpt_dtype", None, norm_dtype),
+              also("ScalarOpt_dim", rules.norm_scalar_dim, norm_dim),
+              also("ScalarOpt_dim_dtype", None, norm_dim_dtype)),
+    reduction("dist", "norm of the difference", also("default", rare.dist, dist)),
+    reduction("nansum", "sum with NaN as 0", also("default", rules.sum_, nansum)),
+    reduction("count_nonzero", "how many are not 0",
+              also("default", usual_cases.count_nonzero, count_nonzero),
+              also("dim_IntList", usual_cases.count_nonzero, count_nonzero_dims)),
+    reduction("trace", "sum of the diagonal", also("default", None, trace)),
+)  # fmt: skip
