@@ -379,3 +379,62 @@ def test_local_classes_behind_a_break_are_bounded_and_reported() -> None:
     told = recompiles(optimized)
     assert any("another class of that name" in why and "outside" in why for why in told), told
     assert any(why.startswith("limit") for why in told), told
+
+
+# --- named tuples that are returned ---------------------------------------------------------------
+
+
+def _returned(x):
+    Out = collections.namedtuple("Out", ["first", "second"], defaults=(2,))
+    first = Out(x + 1)
+    return first._replace(second=x * first.second), Out, [Out(x, first)]
+
+
+def _kept_by_an_object(x):
+    Out = collections.namedtuple("Out", "first second")
+    KEEPER.out, KEEPER.cls = Out(x, x + 1), Out
+    return Out(x * 2, None)
+
+
+class Keeper:
+    pass
+
+
+KEEPER = Keeper()
+
+
+@pytest.mark.parametrize("program", [_returned, _kept_by_an_object])
+def test_a_named_tuple_is_returned_by_one_graph(program) -> None:
+    backend = CountingBackend()
+    captured = optimize(program, backend, fullgraph=True)
+    classes = []
+    for number in range(3):
+        x = torch.full((2,), float(number))
+        expected = repr((program(x), getattr(KEEPER, "out", None)))
+        result = captured(x)
+        assert repr((result, getattr(KEEPER, "out", None))) == expected
+        if program is _returned:
+            out, cls, (other,) = result
+            assert type(out) is cls is type(other) and cls.__module__ == __name__
+        else:
+            cls = type(result)
+            assert KEEPER.cls is cls is type(KEEPER.out)
+        classes.append(cls)
+    assert len(set(classes)) == 3 and len(backend.graphs) == 1
+
+
+def test_a_named_tuple_that_is_changed_or_holds_what_is_made_is_left_to_python() -> None:
+    def changed(x):
+        Out = collections.namedtuple("Out", "first")
+        Out.more = 3
+        return Out(x), Out.more
+
+    def with_a_default(x):
+        Out = collections.namedtuple("Out", "first second", defaults=([],))
+        Out(x).second.append(1)
+        return Out(x)
+
+    for program in (changed, with_a_default):
+        captured = optimize(program, CountingBackend())
+        for _ in range(2):
+            assert repr(captured(torch.ones(2))) == repr(program(torch.ones(2)))

@@ -355,7 +355,7 @@ class _Attempt:
                 raise CannotRebuild("a lock that is held", self.session.modes.open_locks[0][1])
             rebuilder = Rebuilder(vm)
             if returned is not None:
-                end = FrameEnd(returns=rebuilder.recipe(returned))
+                end = FrameEnd(returns=rebuilder.returned(returned))
             else:
                 end = self._broken_end(rebuilder)
             effects.changes(rebuilder)

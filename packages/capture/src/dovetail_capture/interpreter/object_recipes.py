@@ -34,6 +34,10 @@ _WITH_FIELDS = (StopIteration, SystemExit, ImportError, OSError, SyntaxError, Un
 
 def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
     """A new instance; its contents and attributes are effects, so that it may be in them."""
+    made_class = rebuilder.made_class(item.cls)
+    if made_class is not None and isinstance(item.native, TupleValue):
+        parts = r.Build("tuple", rebuilder.recipes(item.native.items))
+        return r.CallFunction(r.Const(tuple.__new__), (made_class, parts))
     rebuilder.check_lasts(item.cls)
     if item.base_new is functools.partial:
         return _partial(rebuilder, item)

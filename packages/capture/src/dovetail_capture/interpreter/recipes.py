@@ -83,6 +83,7 @@ class Rebuilder:
         self.at_places: list[tuple[r.Recipe, IteratorValue]] = []
         self._called: dict[int, r.Recipe] = {}
         self._holders: dict[int, Value] = {}  # what existed before, by the ids of sources
+        self._remakes_classes = False
         self._calls = False  # is the recipe of a call for its effect being made?
 
     # --- values --------------------------------------------------------------------------------
@@ -118,6 +119,18 @@ class Rebuilder:
             self._check_source(item.source)
             made = self._made[id(item.source)] = r.Fetch(item.source)
         return made
+
+    def returned(self, value: Value) -> r.Recipe:
+        """The recipe of what the frame returns. (What goes on after a break would be guarded to
+        have the very class that one call made, and be compiled for each call.)"""
+        self._remakes_classes = True
+        return self.recipe(value)
+
+    def made_class(self, real: Any) -> r.Recipe | None:
+        """How the program makes a class again that was made in the frame, if a recipe can tell."""
+        if not self._remakes_classes:
+            return None
+        return self.vm.session.objects.class_recipes.get(id(real))
 
     def check_lasts(self, real: Any) -> None:
         """Refuse a class that was made for this capture only, and what belongs to it."""
@@ -169,6 +182,9 @@ class Rebuilder:
             parts = self.recipes(item.parts)
             return r.CallFunction(r.Const(item.template.format), parts)
         if isinstance(item, Constant) and not self._is_fetched(item):
+            made = self.made_class(item.value)
+            if made is not None:
+                return made
             self.check_lasts(item.value)
             return r.Const(item.value)
         source = item.source

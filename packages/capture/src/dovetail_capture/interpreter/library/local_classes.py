@@ -19,6 +19,9 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.library.handlers import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import class_attributes, dicts
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 _METACLASSES = frozenset(
     {type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol), typing.NamedTupleMeta}  # type: ignore[attr-defined]
 )
+_ATOMS = (str, int, float, bool, type(None), torch.dtype)
 _QUIET_MODULES = ("abc", "builtins", "enum", "typing", "torch", "collections")
 _WRAPPERS = (property, staticmethod, classmethod, functools.cached_property)
 
@@ -176,6 +180,7 @@ def _function(vm: Interpreter, value: FunctionValue) -> types.FunctionType:
 
 def set_class_attr(vm: Interpreter, cls: type, name: str, value: Value) -> None:
     """`cls.name = value` of a stand-in."""
+    vm.session.objects.class_recipes.pop(id(cls), None)
     type.__setattr__(cls, name, stand_in(vm, value))
     forget(vm, cls)
 
@@ -236,13 +241,28 @@ def _known(vm: Interpreter, values: Args) -> list[Any]:
 
 
 def _namedtuple(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`collections.namedtuple(...)`, which the program calls again where the class is returned."""
     known: Any = dict(zip(kwargs, _known(vm, [*kwargs.values()]), strict=True))
     known.setdefault("module", vm.frames[-1].globals_.get("__name__"))
+    reals = _known(vm, args)
     try:
-        made = collections.namedtuple(*_known(vm, args), **known)  # type: ignore[misc]
+        made = collections.namedtuple(*reals, **known)  # type: ignore[misc]
     except (TypeError, ValueError) as error:
         vm.raise_real(error)
+    if all(map(_is_of_atoms, (*reals, *known.values()))):
+        vm.session.objects.class_recipes[id(made)] = r.CallFunction(
+            r.Const(collections.namedtuple),
+            tuple(map(r.Const, reals)),
+            tuple((name, r.Const(real)) for name, real in known.items()),
+        )
     return note_stand_in(vm, made)
+
+
+def _is_of_atoms(real: Any) -> bool:
+    """Can nobody change it, or is it a list that the call only reads?"""
+    if type(real) in (list, tuple):
+        return all(type(item) in _ATOMS for item in real)
+    return type(real) in _ATOMS
 
 
 def _field(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

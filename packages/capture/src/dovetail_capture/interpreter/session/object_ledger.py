@@ -12,6 +12,7 @@ from dovetail_capture.interpreter.cached_calls import Kept
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.recipe import CallFunction
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.session.session import Session
@@ -35,6 +36,8 @@ class ObjectLedger:
         # ids of classes, and of parts of classes, made for this capture only -> the step they were
         # made in (see `library.local_classes`); `keep_alive` holds them
         self.stand_ins: dict[int, int] = {}
+        # Of such classes, those that a call with constants makes anew where the frame returns them
+        self.class_recipes: dict[int, CallFunction] = {}
 
     def bind(self, real: Any, value: V) -> V:
         """Let `value` stand for a pre-existing object, which is kept alive."""
