@@ -34,6 +34,19 @@ Two ways: change the names (`torch.compile` to `dovetail.compile`, `torch.compil
 `python -m dovetail SCRIPT`). `integration_tests/compile_features.py` runs 143 features both ways.
 """
 
+_WITHIN = """
+## Compiled functions within compiled functions
+
+| the outer one | the inner one | |
+| --- | --- | --- |
+| `dovetail.compile` | `dovetail.compile` or `torch.compile` | is a part of the outer one |
+| `torch.compile` | `dovetail.compile` | breaks the outer graph; runs as Dovetail compiled it |
+
+A part obeys the outer call alone, as within torch.compile: the inner one's
+`backend`, `mode`, `options` and `dynamic` say nothing there. Its `fullgraph=True` is kept: a break
+inside of it is an error. The outer `fullgraph=True` of a torch.compile around Dovetail's raises.
+"""
+
 # Names that are there and refuse, with what to use instead.
 _REFUSED = {
     "load_compiled_function": "`load_cache_artifacts`",
@@ -112,6 +125,7 @@ def page() -> str:
         _table(("torch", "here"), _names()),
         "\n## Arguments of torch.compile\n",
         _table(("argument", "here"), _arguments()),
+        _WITHIN.rstrip(),
         "\n## What libraries use of torch's front end\n",
         _table(("torch", "here"), _front_end()),
         "\n## Settings: `dovetail.config.X`, `compile(options={X: ...})`\n",

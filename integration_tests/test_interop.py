@@ -123,3 +123,32 @@ def test_a_step_that_torch_compile_disabled_is_compiled_and_told_of() -> None:
     told = dovetail.report(step)
     assert any(b.reason.startswith("LBFGS decides by its losses") for b in told.breaks)
     assert told.graphs > 3 and not told.plain_frames, told.as_text()
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (torch.compile, dovetail.compile),  # noqa: TID251
+        (dovetail.compile, dovetail.compile),
+        (torch.compile, torch.compile),  # noqa: TID251
+    ],
+    ids=["theirs within ours", "ours within ours", "theirs within theirs"],
+)
+def test_what_is_captured_as_a_part_obeys_the_outer_call(inner: Any, outer: Any) -> None:
+    ran: list[str] = []
+
+    def backend(name: str) -> Any:
+        def run(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            ran.append(name)
+            return gm.forward
+
+        return run
+
+    doubled = inner(lambda x: x * 2, backend=backend("inner"), dynamic=False)
+    in_parts = inner(lambda x: [print(end=""), x * 2][1], backend=backend("inner"), fullgraph=True)
+    compiled = outer(lambda x: doubled(x + 1), backend=backend("outer"), dynamic=True)
+    for size in (3, 4, 5):
+        assert torch.equal(compiled(torch.ones(size)), torch.full((size,), 4.0))
+    assert ran == ["outer"]
+    with pytest.raises(RuntimeError):
+        outer(lambda x: in_parts(x + 1), backend=backend("outer"))(torch.ones(3))
