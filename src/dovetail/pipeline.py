@@ -56,6 +56,7 @@ from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.node_error import blamed
+from dovetail_prims.node_facts import STATIC
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
@@ -375,7 +376,7 @@ def never_written(gm: GraphModule, signature: Signature) -> frozenset[int]:
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     written = {m.index for m in signature.mutated} | set(signature.bumped)
     written.update(r.index for r in signature.reshaped)
-    static = {i for i, node in enumerate(inputs) if node.meta.get("static", False)}
+    static = {i for i, node in enumerate(inputs) if STATIC.holds(node)}
     return frozenset(static - written)
 
 

@@ -20,6 +20,7 @@ from dovetail_guards.expr import symbol
 from dovetail_guards.sym_node import expr_of, to_symint
 from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import CHECKED
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
@@ -306,8 +307,8 @@ class Conditional:
 
 def _note_checks(node: Node, graphs: Sequence[GraphModule]) -> None:
     """A node whose graphs check something stays."""
-    if any(inner.meta.get("checked") for graph in graphs for inner in graph.graph.nodes):
-        node.meta["checked"] = True
+    if any(CHECKED.holds(inner) for graph in graphs for inner in graph.graph.nodes):
+        CHECKED.tell(node, True)
 
 
 def _used(graphs: Sequence[GraphModule]) -> set[int]:

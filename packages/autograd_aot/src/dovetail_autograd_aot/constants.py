@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from dovetail_autograd_aot.node_facts import CONSTANT_KIND
 from dovetail_autograd_aot.op_info import draws_random_numbers
 
 # Computing a larger constant while tracing would cost more than it is worth.
@@ -55,15 +56,13 @@ def kind_of_constant(tensor: Tensor, kind_of: Callable[[Tensor], str]) -> str:
     track = tensor.__dict__.get("_aot_track") if type(tensor) is FakeTensor else None
     if track is None or track.seen != track.storage.version or track.storage.version:
         return ""
-    known = track.node.meta.get(_KIND)
+    known = CONSTANT_KIND.of(track.node)
     if known is None:
         value = constant_value(tensor)
         with untraced():
-            known = track.node.meta[_KIND] = "" if value is None else kind_of(value)
+            known = "" if value is None else kind_of(value)
+        CONSTANT_KIND.tell(track.node, known)
     return str(known)
-
-
-_KIND = "kind_of_constant"  # in a node's meta
 
 
 def _ancestors(root: Node) -> list[Node] | None:

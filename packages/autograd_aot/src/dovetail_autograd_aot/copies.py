@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from dovetail_autograd_aot.node_facts import WHOLE_STORAGE
 from dovetail_autograd_aot.op_info import OpKind, op_info
 from dovetail_autograd_aot.values import same_metadata, same_size
 
@@ -37,7 +38,7 @@ def begins_its_memory(node: Node) -> bool:
     """Whether a node's value is known to begin where its memory does."""
     while same_size(node.meta["val"]._offset, 0):
         if node.op == "placeholder":
-            return bool(node.meta.get("whole_storage"))
+            return WHOLE_STORAGE.holds(node)
         if node.target not in _SCATTERS and not views_memory(node):
             return True
         node = node.args[0]  # type: ignore[assignment]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.node_facts import CHECKED, OWNED
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -34,7 +35,7 @@ def forward_graph(joint: JointGraph, roles: Roles, saved: list[Node]) -> GraphMo
     outputs = [*roles.forward_outputs, *saved]
     needed: set[Node] = set()
     stack = [n for n in outputs if isinstance(n, Node)]
-    stays = [n for n in roles.nodes if draws_random_numbers(n) or n.meta.get("checked")]
+    stays = [n for n in roles.nodes if draws_random_numbers(n) or CHECKED.holds(n)]
     stack += [n for n in stays if not roles.tangent_bits[n]]
     while stack:
         node = stack.pop()
@@ -89,7 +90,7 @@ def backward_graph(
         copied = node in roles.copied
         placeholder.meta.update(_meta_of_copy(node) if copied else node.meta)
         if node in own:
-            placeholder.meta["owned"] = True
+            OWNED.tell(placeholder, True)
         if copied and not _lies_as(placeholder, node):
             laid_out_anew.add(placeholder)
         env[node] = placeholder

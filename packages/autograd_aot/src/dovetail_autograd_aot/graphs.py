@@ -344,20 +344,6 @@ class PartitionedGraph:
         )
 
 
-GIVEN_WITH = "given_with"
-"""Metadata of a node: the tangents, as a bit set, of which a call must have one for the node's
-value, a gradient, to be there at all."""
-
-
-STATIC = "static"
-"""Metadata of a placeholder: it is a parameter or buffer of a module (or, in a joint graph, a
-tensor that the captured graph held)."""
-
-
-ASKED_BY_BACKWARD = "asked_by_backward"
-"""Metadata of a node that the backward computes in eager, be it that the forward does, too."""
-
-
 def hold(root: torch.nn.Module, name: str, value: Any) -> None:
     """Let a graph's module hold what the graph reads: a tensor, or a graph."""
     if isinstance(value, torch.nn.Module):

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.node_facts import STATIC
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Parameter
 
-from dovetail_autograd_aot.graphs import STATIC, SharedStorage, ViewStep
+from dovetail_autograd_aot.graphs import SharedStorage, ViewStep
 from dovetail_autograd_aot.storage import (
     TracedStorage,
     TraceError,
@@ -50,7 +51,7 @@ def static_inputs(gm: GraphModule, examples: Sequence[Any]) -> set[int]:
     """The positions, among the inputs and the attributes of the captured graph that are lifted
     after them, of parameters and buffers."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    found = {i for i, node in enumerate(placeholders) if node.meta.get(STATIC, False)}
+    found = {i for i, node in enumerate(placeholders) if STATIC.holds(node)}
     found.update(i for i, value in enumerate(examples) if isinstance(value, Parameter))
     return found.union(range(len(placeholders), len(examples)))
 

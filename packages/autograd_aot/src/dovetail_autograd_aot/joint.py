@@ -16,6 +16,7 @@ from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.gradient_hooks import GradientHook
 from dovetail_prims.node_error import blame
+from dovetail_prims.node_facts import CHECKED, CHECKPOINT, CHECKPOINT_POLICY
 from dovetail_prims.stated import STATES
 from torch import Tensor
 from torch._ops import OpOverload
@@ -52,6 +53,7 @@ from dovetail_autograd_aot.inputs import (
 from dovetail_autograd_aot.joint_backward import trace_backward
 from dovetail_autograd_aot.kept_checks import keep_checks
 from dovetail_autograd_aot.kept_counters import other_counters
+from dovetail_autograd_aot.node_facts import UNUSED
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.output_plans import Inputs
 from dovetail_autograd_aot.outputs import Classified, classify_outputs
@@ -257,8 +259,8 @@ class JointTrace:
 
         for node in self.gm.graph.nodes:
             tracer.stack_trace = node.meta.get("stack_trace")
-            tracer.checkpoint = node.meta.get("checkpoint")
-            tracer.policy = node.meta.get("checkpoint_policy")
+            tracer.checkpoint = CHECKPOINT.of(node)
+            tracer.policy = CHECKPOINT_POLICY.of(node)
             tracer.running = node.name
             op = node.op
             if op == "placeholder":
@@ -407,6 +409,6 @@ def _eliminate_dead_code(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        kept = draws_random_numbers(node) or node.meta.get("checked")
-        if not kept or node.meta.get("unused"):
+        kept = draws_random_numbers(node) or CHECKED.holds(node)
+        if not kept or UNUSED.holds(node):
             graph.erase_node(node)

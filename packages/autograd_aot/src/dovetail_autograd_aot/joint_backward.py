@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.engine import ERRORS_OF_BACKWARDS, run_engine, ways_between
 from dovetail_autograd_aot.graphs import LostGradients
+from dovetail_autograd_aot.node_facts import UNUSED
 from dovetail_autograd_aot.outputs import Classified, storage_order_strides
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, read, wrap
 
@@ -226,4 +227,4 @@ def _ask_which_reach(
     trace.reached = tuple(depends)
     while last.next.op != "root":  # what was recorded meanwhile is of no use
         last = last.next
-        last.meta["unused"] = True
+        UNUSED.tell(last, True)

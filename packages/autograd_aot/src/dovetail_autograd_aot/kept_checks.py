@@ -20,6 +20,7 @@ from dovetail_prims.data_errors import (
     raises_in_its_work,
 )
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import CHECKED, IN_BACKWARD
 from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.op_info import draws_random_numbers
@@ -43,10 +44,10 @@ def keep_checks(tracer: Tracer, forward_outputs: Sequence[Any]) -> None:
     divisors = {divisor_of(n) for n in raising if n in live}
     tracer.in_backward = False
     for node in raising:
-        if node in live or node.meta.get("in_backward"):
+        if node in live or IN_BACKWARD.holds(node):
             continue
         if raises_in_its_work(node):
-            node.meta["checked"] = True
+            CHECKED.tell(node, True)
             continue
         if _is_empty(node.meta.get("val")):
             continue
@@ -69,8 +70,8 @@ def _live(graph: Graph, outputs: Sequence[Any]) -> set[Node]:
     live: set[Node] = set()
     stack = [o for o in outputs if isinstance(o, Node)]
     for node in graph.nodes:
-        stays = draws_random_numbers(node) or node.meta.get("checked")
-        if stays and not node.meta.get("in_backward"):
+        stays = draws_random_numbers(node) or CHECKED.holds(node)
+        if stays and not IN_BACKWARD.holds(node):
             stack.append(node)
     while stack:
         node = stack.pop()
@@ -172,4 +173,4 @@ def _assert_all(tracer: Tracer, condition: Node, message: str) -> None:
     if dims:
         condition = tracer.emit(aten.all.dims, (condition, dims), {}, merge=False)
     asserted = tracer.call(aten._assert_async.msg, (condition, message), None)
-    asserted.meta["checked"] = True
+    CHECKED.tell(asserted, True)

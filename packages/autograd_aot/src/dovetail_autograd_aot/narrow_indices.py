@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.node_facts import CHECKPOINT, SAVED_BY_POLICY
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.graphs import JointGraph
@@ -66,7 +67,7 @@ def _narrow_type(node: Node, device_types: Collection[str]) -> torch.dtype | Non
         return None
     pool = node.args[0]
     rank = _RANKS.get(pool.target)
-    if rank is None or "checkpoint" in pool.meta or "kept" in node.meta:
+    if rank is None or CHECKPOINT.is_told(pool) or SAVED_BY_POLICY.is_told(node):
         return None
     image = pool.args[0]
     assert isinstance(image, Node)

@@ -14,11 +14,12 @@ import torch
 import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.node_facts import CHECKPOINT, IN_BACKWARD
 from dovetail_prims.size_nodes import SizeNodes
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_autograd_aot.copies import copies_input
-from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD
+from dovetail_autograd_aot.node_facts import ASKED_BY_BACKWARD
 from dovetail_autograd_aot.storage import TraceError
 from dovetail_autograd_aot.values import is_contiguous, merge_key, same_metadata, values, values_of
 
@@ -105,7 +106,7 @@ class NodeRecorder:
             known = self._known.get(key)
             if known is not None:
                 if self.in_backward and type(known) is Node:
-                    known.meta[ASKED_BY_BACKWARD] = True
+                    ASKED_BY_BACKWARD.tell(known, True)
                 return known
         known_symbols = len(self.data_env.unbacked)
         value = propagate(func, values(args), values_of(kwargs))
@@ -164,9 +165,10 @@ class NodeRecorder:
         if self.stack_trace is not None:
             node.meta["stack_trace"] = self.stack_trace
         if self.checkpoint is not None:
-            node.meta["checkpoint"] = self.checkpoint
+            CHECKPOINT.tell(node, self.checkpoint)
         if self.in_backward:
-            node.meta["in_backward"] = node.meta[ASKED_BY_BACKWARD] = True
+            IN_BACKWARD.tell(node, True)
+            ASKED_BY_BACKWARD.tell(node, True)
         return node
 
     def call(self, target: Any, args: tuple[Any, ...], value: Any) -> Node:

@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 from dovetail_prims.conditionals import graphs_of
 from dovetail_prims.functional_twins import functional_twin
+from dovetail_prims.node_facts import IN_BACKWARD
 from dovetail_prims.random_ops import draws
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -129,7 +130,7 @@ def is_custom(target: object) -> bool:
 def draws_in_backward(node: Node) -> bool:
     """Whether a custom function's backward draws random numbers by this node: it belongs to the
     backward, though it may depend on no gradient."""
-    return bool(node.meta.get("in_backward")) and draws_random_numbers(node)
+    return IN_BACKWARD.holds(node) and draws_random_numbers(node)
 
 
 def draws_random_numbers(node: Node) -> bool:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import STATIC
 from torch import Tensor
 from torch.fx import Node
 
-from dovetail_autograd_aot.graphs import STATIC
 from dovetail_autograd_aot.inputs import (
     NonLeaf,
     place_in,
@@ -19,6 +19,7 @@ from dovetail_autograd_aot.inputs import (
     storage_key,
     symbolic_values,
 )
+from dovetail_autograd_aot.node_facts import WHOLE_STORAGE
 from dovetail_autograd_aot.storage import TracedStorage, TraceError, wrap
 from dovetail_autograd_aot.version_counters import first_sharing, give_counter
 
@@ -37,7 +38,7 @@ def make_primals(trace: JointTrace) -> None:
     bases: dict[int, TracedStorage] = {}
     for index in range(trace.num_examples, len(trace.examples)):
         bases[index] = TracedStorage(trace.placeholders[index], primal=index, shared=True)
-        trace.placeholders[index].meta["whole_storage"] = True
+        WHOLE_STORAGE.tell(trace.placeholders[index], True)
         wrap(trace.placeholders[index], bases[index])
     for index, (node, example) in enumerate(zip(trace.placeholders, trace.examples, strict=True)):
         if index in bases:
@@ -76,7 +77,7 @@ def _add_placeholders(trace: JointTrace) -> None:
             source = trace.examples[position] if symbolic is None else symbolic
             node.meta["val"] = snapshot(source)
             if position in static:
-                node.meta[STATIC] = True
+                STATIC.tell(node, True)
         else:
             if symbolic is not None:
                 trace.examples[position] = symbolic

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import CHECKED, IN_BACKWARD
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD
+from dovetail_autograd_aot.node_facts import ASKED_BY_BACKWARD
 from dovetail_autograd_aot.op_info import draws_random_numbers
 from dovetail_autograd_aot.values import hint, value_bytes
 
@@ -42,7 +43,7 @@ def may_run_twice(node: Node) -> bool:
         return False
     if target.namespace not in ("aten", "prims") or any(t in target.tags for t in _NEVER):
         return False
-    return not draws_random_numbers(node) and "checked" not in node.meta
+    return not draws_random_numbers(node) and not CHECKED.is_told(node)
 
 
 def gathers_rows(node: Node) -> bool:
@@ -75,9 +76,9 @@ def is_backwards_own(node: Node) -> bool:
     """Whether eager's backward computes a node, of some size, and what may run twice: no other
     needs it, or it gathers what the forward has gathered, as the gradient of an interpolation
     does. (To save the smaller ones is a launch less.)"""
-    if ASKED_BY_BACKWARD not in node.meta or value_bytes(node.meta.get("val")) < LARGE_BYTES:
+    if not ASKED_BY_BACKWARD.is_told(node) or value_bytes(node.meta.get("val")) < LARGE_BYTES:
         return False
-    return _gathered(node) is not None or ("in_backward" in node.meta and may_run_twice(node))
+    return _gathered(node) is not None or (IN_BACKWARD.is_told(node) and may_run_twice(node))
 
 
 def work_for_a_byte(node: Node) -> float:

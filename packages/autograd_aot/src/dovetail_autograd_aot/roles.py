@@ -14,6 +14,7 @@ import torch
 from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.exact_comparisons import compared_in_calls, exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import CHECKED, CHECKPOINT, IN_BACKWARD, SAVED_BY_POLICY, STATIC
 from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 from torch import Tensor
 from torch._ops import OpOverload
@@ -21,7 +22,8 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dovetail_autograd_aot.copies import is_copy_of_input
-from dovetail_autograd_aot.graphs import ASKED_BY_BACKWARD, GIVEN_WITH, STATIC, JointGraph
+from dovetail_autograd_aot.graphs import JointGraph
+from dovetail_autograd_aot.node_facts import ASKED_BY_BACKWARD, GIVEN_WITH
 from dovetail_autograd_aot.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs import is_view_node, view_root
 from dovetail_autograd_aot.recompute import gathers_rows, is_backwards_own
@@ -77,11 +79,11 @@ class Roles:
                 bits |= self.tangent_bits.get(source, 0)
             if draws_in_backward(node):
                 bits |= 1 << len(self.tangents)  # it waits for the backward as if for a tangent
-            bits |= node.meta.get(GIVEN_WITH, 0)
+            bits |= GIVEN_WITH.of(node) or 0
             self.tangent_bits[node] = bits
         self.backward = self._ancestors(
             [g for g in self.gradients if isinstance(g, Node)]
-            + [n for n in self.nodes if n.meta.get("checked") or draws_in_backward(n)],
+            + [n for n in self.nodes if CHECKED.holds(n) or draws_in_backward(n)],
             self.tangent_bits,
         )
         self.in_memory = self._in_memory()
@@ -106,7 +108,7 @@ class Roles:
             for node in self.primals
             if node not in self.kept_by_eager
             and isinstance(value := node.meta["val"], FakeTensor)
-            and not (node.meta.get(STATIC, False) and value._sizes)
+            and not (STATIC.holds(node) and value._sizes)
         }
 
     def _around_rounded_means(self) -> set[Node]:
@@ -133,10 +135,10 @@ class Roles:
     def _is_kept_by_eager(self, node: Node) -> bool:
         """Whether a value of the forward is read by what eager computes in the backward, or by a
         checkpointed region, which eager runs again."""
-        if self.tangent_bits[node] or ASKED_BY_BACKWARD in node.meta:
+        if self.tangent_bits[node] or ASKED_BY_BACKWARD.is_told(node):
             return False
         return any(
-            self.tangent_bits[user] or ASKED_BY_BACKWARD in user.meta or user in self.regions
+            self.tangent_bits[user] or ASKED_BY_BACKWARD.is_told(user) or user in self.regions
             for user in node.users
             if user.op != "output"
         )
@@ -159,7 +161,7 @@ class Roles:
         """What a policy selected of the regions: of a view, what it shows."""
         kept: dict[Node, CheckpointPolicy] = {}
         for node in self.nodes:
-            policy = node.meta.get("kept")
+            policy = SAVED_BY_POLICY.of(node)
             root = view_root(node)
             if policy is not None and root in self.regions:
                 if kept.get(root) is not CheckpointPolicy.MUST_SAVE:
@@ -202,8 +204,9 @@ class Roles:
         a region alone belongs to it too."""
         regions: dict[Node, int] = {}
         for node in self.nodes:
-            found = {node.meta["checkpoint"]} if "checkpoint" in node.meta else set()
-            if "in_backward" in node.meta and not self.tangent_bits[node]:
+            region = CHECKPOINT.of(node)
+            found = set() if region is None else {region}
+            if IN_BACKWARD.is_told(node) and not self.tangent_bits[node]:
                 found = {regions[n] for n in node.all_input_nodes if n in regions}
             if len(found) == 1:
                 regions[node] = found.pop()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import CHECKPOINT, SAVED_BY_POLICY
 from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
@@ -59,8 +60,8 @@ def selected(
         raise TraceError(f"a checkpoint's policy that answers {answer!r:.60} for {func}")
     if answer in (_MUST, _PREFERRED):
         for node in _nodes(tracer, result):
-            if node.meta.get("kept") is not _MUST:
-                node.meta["kept"] = answer
+            if SAVED_BY_POLICY.of(node) is not _MUST:
+                SAVED_BY_POLICY.tell(node, answer)
     return result
 
 
@@ -77,7 +78,7 @@ def _nodes(tracer: Tracer, result: Any) -> Iterator[Node]:
             yield from _nodes(tracer, part)
     elif isinstance(result, FakeTensor):
         node = read(tracer, result)
-        if node.meta.get("checkpoint") == tracer.checkpoint:
+        if CHECKPOINT.of(node) == tracer.checkpoint:
             yield node
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_error import blame
+from dovetail_prims.node_facts import STATIC
 from dovetail_prims.wrappers import (
     WrapperLayout,
     is_wrapper,
@@ -26,7 +27,6 @@ from dovetail_prims.wrappers import (
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.graphs import STATIC
 from dovetail_autograd_aot.inputs import static_inputs, storage_key
 from dovetail_autograd_aot.sizes_of_calls import SizeReader
 from dovetail_autograd_aot.storage import TraceError
@@ -92,7 +92,7 @@ class Wrapping:
                     ]
                     env[node] = parts  # type: ignore[assignment]
                     for part in parts:
-                        part.meta[STATIC] = index in static
+                        STATIC.tell(part, index in static)
         for index, node in enumerate(n for n in gm.graph.nodes if n.op == "placeholder"):
             if self.layouts[index] is not None:
                 parts = env[node]  # type: ignore[assignment]

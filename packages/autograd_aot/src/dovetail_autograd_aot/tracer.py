@@ -16,6 +16,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeTensor, has_other_types, propagate
 from dovetail_prims.from_real import FakeMemo, from_real
+from dovetail_prims.node_facts import CHECKED
 from dovetail_prims.shape_rules.layout import dense_order
 from torch import Tensor
 from torch._ops import OpOverload
@@ -164,7 +165,7 @@ class Tracer(NodeRecorder, DispatchMode):
             return self._random(func, args, kwargs)
         if kind is OpKind.CHECK:
             node = self._call(func, self.nodes(args), self.nodes_of(kwargs), None)
-            node.meta["checked"] = True
+            CHECKED.tell(node, True)
             return None
         if kind is OpKind.METADATA:
             return changes_in_place.change_metadata(self, info, func, args, kwargs)

@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import make
+from dovetail_prims.node_facts import CHECKED
 from dovetail_prims.shape_rules.layout import contiguous, sorted_by_stride
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
 from dovetail_autograd_aot.fast_graph import FastGraph
-from dovetail_autograd_aot.graphs import GIVEN_WITH, hold
+from dovetail_autograd_aot.graphs import hold
+from dovetail_autograd_aot.node_facts import GIVEN_WITH
 from dovetail_autograd_aot.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs import is_view_node
 from dovetail_autograd_aot.values import same_size, same_sizes
@@ -95,7 +97,7 @@ class _Zeros:
                 self.constants.add(node)
             return
         inputs = [self.stands_for.get(n, n) for n in node.all_input_nodes]
-        given = node.meta.get(GIVEN_WITH)
+        given = GIVEN_WITH.of(node)
         if given is not None:
             self.reached[node] = bool(given & self.present)
         if given is not None and not self.reached[node]:
@@ -166,7 +168,7 @@ def _before_users(nodes: Sequence[Node]) -> set[Node]:
     """What the gradients that the user's own code gives are computed from."""
     found: set[Node] = set()
     for node in reversed(nodes):
-        if node in found or GIVEN_WITH in node.meta:
+        if node in found or GIVEN_WITH.is_told(node):
             found.update(node.all_input_nodes)
     return found
 
@@ -255,7 +257,7 @@ def _rebuilt(
 
     needed: set[Node] = set()
     stack = [g for g in gradients if g is not None]
-    stack += [n for n in nodes if n.meta.get("checked") or draws_in_backward(n)]
+    stack += [n for n in nodes if CHECKED.holds(n) or draws_in_backward(n)]
     while stack:
         node = stack.pop()
         if node not in needed:

@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.autograd_facts import grad_fn_of
 from dovetail_autograd_aot.engine import run_engine
-from dovetail_autograd_aot.graphs import GIVEN_WITH
+from dovetail_autograd_aot.node_facts import GIVEN_WITH
 from dovetail_autograd_aot.storage import TracedStorage, read, wrap
 from dovetail_autograd_aot.tracer import Tracer
 
@@ -164,7 +164,7 @@ class UserGradients:
                 if place not in masks:
                     masks[place] = mask_of(place)
                 found |= masks[place]
-                node.meta[GIVEN_WITH] = masks[place]
+                GIVEN_WITH.tell(node, masks[place])
             if found:
                 bits[node] = found
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from dovetail_prims.node_facts import OVERWRITTEN
 
 from dovetail_autograd_aot.graphs import (
     MutatedInput,
@@ -190,7 +191,7 @@ def tell_what_is_overwritten(parts: PartitionedGraph, given: int) -> None:
     placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
     for i, mutated in enumerate(parts.signature.mutated):
         if mutated.data_only and not mutated.silent and mutated.index < given:
-            placeholders[mutated.index].meta["overwritten"] = parts.signature.num_fresh + i
+            OVERWRITTEN.tell(placeholders[mutated.index], parts.signature.num_fresh + i)
 
 
 def _is_there(target: torch.Tensor, value: torch.Tensor) -> bool:

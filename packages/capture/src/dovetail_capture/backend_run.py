@@ -16,6 +16,7 @@ from dovetail_prims.backend_traits import (
 )
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.node_error import blamed
+from dovetail_prims.node_facts import OPERATION
 
 from dovetail_capture.backend_results import check_callable, counted, name_of
 from dovetail_capture.captured_frame import CapturedFrame
@@ -116,7 +117,7 @@ def _refuse_data_dependent(
 ) -> None:
     """Raise: what is symbolic, though nothing of the inputs is to be, depends on tensors' data."""
     what = f"what depends on tensors' data: backend {name_of(backend)} does not declare {_ALL}"
-    operation = node.meta.get("operation")
+    operation = OPERATION.of(node)
     if operation is not None and breaks_allowed:
         raise NodeRefused(operation, what)
     place = str(node.meta.get("stack_trace") or place_of(code)).strip()
@@ -192,6 +193,6 @@ def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | No
     """The number of the operation that a backend's error is about, if it tells."""
     name = blamed(error)
     node = next((node for node in graph.graph.nodes if node.name == name), None)
-    while node is not None and "operation" not in node.meta and node.all_input_nodes:
+    while node is not None and not OPERATION.is_told(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]  # a part of a result
-    return None if node is None else node.meta.get("operation")
+    return None if node is None else OPERATION.of(node)

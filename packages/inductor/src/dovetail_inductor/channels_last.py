@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.node_facts import take_place
 from dovetail_prims.shape_rules.layout import (
     dense_order,
     is_channels_last,
@@ -46,7 +47,6 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _FEW_CHANNELS = 16
 
 # What tells of a node where it belongs: to the user's code, to a region that is recomputed.
-_BELONGS = ("stack_trace", "checkpoint", "kept", "in_backward")
 
 # What these do depends on the strides of what they get.
 _STRIDED = {
@@ -274,7 +274,7 @@ class _Relayout:
     def _call(self, target: Any, operand: Node, *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, (operand, *args), kwargs)
         # It belongs where its operand does.
-        node.meta.update({k: operand.meta[k] for k in _BELONGS if k in operand.meta})
+        take_place(node, operand)
         node.meta["val"] = propagate(target, (operand.meta["val"], *args), kwargs)
         return node
 

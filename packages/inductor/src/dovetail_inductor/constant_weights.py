@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.node_facts import take_place
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_inductor.fx_nodes import fake_of, is_view
@@ -22,7 +23,6 @@ from dovetail_inductor.fx_nodes import fake_of, is_view
 aten = torch.ops.aten
 
 # What tells of a node where it belongs.
-_BELONGS = ("stack_trace",)
 # The positions of a product's weight and of its bias, and the dimension of its channels in both
 # the weight and the result.
 _PRODUCTS: Mapping[Any, tuple[int, int | None, int, int]] = {
@@ -251,7 +251,7 @@ class _Absorber:
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
         node = self.graph.call_function(target, args, kwargs)
-        node.meta.update({k: self.product.meta[k] for k in _BELONGS if k in self.product.meta})
+        take_place(node, self.product)
         given, named = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
         node.meta["val"] = propagate(target, tuple(given), dict(named))
         if all(n in self.constant for n in node.all_input_nodes):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 
+from dovetail_prims.node_facts import OVERWRITTEN, OWNED
 from dovetail_runtime import CompiledArtifact, CppKernel, Plan, load
 from torch.fx import GraphModule
 
@@ -164,7 +165,7 @@ def _owned(gm: GraphModule, kernels: KernelGraph) -> frozenset[str]:
     return frozenset(
         name
         for node, name in zip(nodes, kernels.inputs, strict=True)
-        if name is not None and node.meta.get("owned", False)
+        if name is not None and OWNED.holds(node)
     )
 
 
@@ -172,9 +173,9 @@ def _overwritten(gm: GraphModule, kernels: KernelGraph) -> dict[str, int]:
     """The inputs that are about to get an output's value, with its position."""
     nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return {
-        name: node.meta["overwritten"]
+        name: output
         for node, name in zip(nodes, kernels.inputs, strict=True)
-        if name is not None and "overwritten" in node.meta
+        if name is not None and (output := OVERWRITTEN.of(node)) is not None
     }
 
 

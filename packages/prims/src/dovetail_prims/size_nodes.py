@@ -20,6 +20,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
 from torch.fx import Graph, Node
 
+from dovetail_prims.node_facts import CHECKED
 from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
 aten = torch.ops.aten
@@ -101,7 +102,7 @@ class SizeNodes:
             if known in self._inputs:
                 node = self._inputs[known].node
             if node is not None:
-                node.meta["checked"] = True
+                CHECKED.tell(node, True)
 
     def node(self, size: Any) -> Any:
         """The node for a SymInt or SymFloat; a plain number if it has become one."""

@@ -16,6 +16,7 @@ from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
 from dovetail_prims.from_real import StrideSymbol, from_real
+from dovetail_prims.node_facts import CHECKPOINT, CHECKPOINT_POLICY, OPERATION
 from dovetail_prims.size_nodes import SizeNodes
 from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import (
@@ -276,7 +277,7 @@ class Recorder(GraphArguments):
             found = cast(TensorValue, self.record("call_function", function, args, {}))
         finally:
             self.operations, self.refused = before, refused
-        found.node.meta.pop("operation", None)
+        OPERATION.drop(found.node)
         return found
 
     def _made_safe(
@@ -341,7 +342,7 @@ class Recorder(GraphArguments):
         )
         node.meta["val"] = result
         node.meta["stack_trace"] = self.stack_trace()
-        node.meta["operation"] = self.operations
+        OPERATION.tell(node, self.operations)
         self.data.forget_if_written(node)
         if self._inference_inputs and not torch.is_inference_mode_enabled():
             for part in written_by(node):
@@ -349,9 +350,9 @@ class Recorder(GraphArguments):
                     # (A compiled graph writes to its inputs at its end, outside of a block.)
                     raise GraphBreakSignal("a write to an inference tensor made elsewhere")
         if self.checkpoint is not None:
-            node.meta["checkpoint"] = self.checkpoint
+            CHECKPOINT.tell(node, self.checkpoint)
             if self.policy is not None:
-                node.meta["checkpoint_policy"] = self.policy
+                CHECKPOINT_POLICY.tell(node, self.policy)
             if updates_statistics(node) and node.meta["val"].requires_grad:
                 raise GraphBreakSignal(
                     "running statistics that a checkpoint updates twice",

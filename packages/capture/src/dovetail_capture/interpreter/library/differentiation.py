@@ -15,6 +15,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.native import accumulator_has_hooks
 from dovetail_guards.torch_state import READERS
+from dovetail_prims.node_facts import CHECKPOINT
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.hooks import is_used, too_late
@@ -147,7 +148,7 @@ def _check(vm: Interpreter, roots: list[TensorValue], inputs: list[TensorValue])
     vm.session.guards.state("anomaly_mode", anomaly_mode)
     if all(anomaly_mode):
         raise GraphBreakSignal("a backward in anomaly mode, which looks at every gradient")
-    if any("checkpoint" in node.meta for node in recorder.graph.nodes):
+    if any(CHECKPOINT.is_told(node) for node in recorder.graph.nodes):
         raise GraphBreakSignal(
             "a backward through a checkpointed region: one graph would keep what is in it",
             "leave it: the backward runs compiled code, and computes the region again",

@@ -14,6 +14,7 @@ from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 from dovetail_guards.evaluate import counts_as
 from dovetail_guards.source import AttrSource, ClosureSource, GlobalSource, InstanceAttrSource
+from dovetail_prims.node_facts import STATIC
 
 from dovetail_capture.interpreter.library import local_classes
 from dovetail_capture.interpreter.library.handlers import Args, Kwargs
@@ -244,7 +245,7 @@ def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return Constant(id(value.value))
     if isinstance(value, ObjectValue) and value.pinned:
         return Constant(id(value.real))
-    if isinstance(value, TensorValue) and value.node.meta.get("static"):  # a module's, guarded
+    if isinstance(value, TensorValue) and STATIC.holds(value.node):  # a module's, guarded
         return Constant(id(value.real))
     is_one = isinstance(value, _HAVE_IDENTITY) and value.python_type() is not frozenset
     native = vm.native(value)

@@ -22,6 +22,7 @@ from dovetail_guards.source import (
 )
 from dovetail_guards.sym_node import expr_of
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import STATIC
 from dovetail_prims.wrappers import is_wrapper, overrides_functions
 from torch.fx import Node
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
@@ -164,7 +165,7 @@ class InputLedger:
         if wraps:
             self._guard_inside(real, source)
         node = self._placeholder(source, fake)
-        node.meta["static"] = static
+        STATIC.tell(node, static)
         value = TensorValue(node, fake, type(real), source, real)
         if wraps and overrides_functions(type(real)):
             self._let_class_answer(value)
@@ -248,7 +249,7 @@ class InputLedger:
             clause = self._of_symbols(clause, fake, sizes, source)
         self._guards.append(clause)
         node = self._placeholder(source, fake)
-        node.meta["static"] = False
+        STATIC.tell(node, False)
         value = TensorValue(node, fake, type(real), source, real)
         if is_asked(type(real)):
             self._let_class_answer(value)
