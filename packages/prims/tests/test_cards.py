@@ -70,9 +70,12 @@ def calls(name: str) -> Iterator[tuple[OpOverload, list[Any], dict[str, Any], An
     for dtype in DTYPES:
         args, kwargs = arguments(op, dtype)
         try:
-            yield op, args, kwargs, op(*args, **kwargs)
+            found = op(*args, **kwargs)
+            for result in _all(found):
+                result.resolve_neg()
         except (RuntimeError, NotImplementedError, TypeError):
             continue
+        yield op, args, kwargs, found
 
 
 @pytest.mark.parametrize("name", FORMS)

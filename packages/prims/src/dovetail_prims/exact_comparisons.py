@@ -14,15 +14,16 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY, VIEW
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.card import Kind
+from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 
 aten = torch.ops.aten
 
 COMPARISONS = frozenset(
     {aten.eq.Tensor, aten.ne.Tensor, aten.ge.Tensor, aten.gt.Tensor, aten.le.Tensor, aten.lt.Tensor}
 )
-_VIEWS = frozenset((*VIEW, "squeeze.dim", "squeeze.default", "t.default", "transpose.int",
-                    "_unsafe_view.default", "_reshape_alias.default"))  # fmt: skip
+_VIEWS = frozenset(catalog.of_kind(Kind.VIEW))
 _PICKING = frozenset(("gather.default", "index.Tensor", "index_select.default"))
 _POINTWISE = frozenset(POINTWISE_UNARY + POINTWISE_BINARY + POINTWISE_OTHER)
 _NEAR = 12  # nodes between a comparison and the reduction that it belongs to

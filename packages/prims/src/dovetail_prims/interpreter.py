@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Card, Dialect, Kind, Result
 from dovetail_prims.ops.promises import PrimsError, require
+from dovetail_prims.ops.views import slice_of
 from dovetail_prims.opsets import EXTERN
 
 
@@ -62,43 +63,6 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> 
 
 def _clone(x: Tensor, *, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     return x.clone(memory_format=memory_format)
-
-
-# --- views ---------------------------------------------------------------------------------------
-
-
-def _view(x: Tensor, size: Sequence[int]) -> Tensor:
-    return x.view(list(size))
-
-
-def _permute(x: Tensor, dims: Sequence[int]) -> Tensor:
-    return x.permute(list(dims))
-
-
-def _expand(x: Tensor, size: Sequence[int], *, implicit: bool = False) -> Tensor:
-    return x.expand(list(size))
-
-
-def _slice(
-    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
-    index = [slice(None)] * x.dim()
-    index[dim] = slice(start, end, step)
-    return x[tuple(index)]
-
-
-def _as_strided(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:
-    return x.as_strided(list(size), list(stride), storage_offset)
-
-
-def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    return x.diagonal(offset, dim1, dim2)
-
-
-def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    return x.unfold(dim, size, step)
 
 
 # --- indexing ------------------------------------------------------------------------------------
@@ -222,13 +186,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "where.self": _where,
     "_to_copy.default": _to_copy,
     "clone.default": _clone,
-    "view.default": _view,
-    "permute.default": _permute,
-    "expand.default": _expand,
-    "slice.Tensor": _slice,
-    "as_strided.default": _as_strided,
-    "diagonal.default": _diagonal,
-    "unfold.default": _unfold,
     "cat.default": _cat,
     "constant_pad_nd.default": _pad,
     "flip.default": _flip,
@@ -237,9 +194,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "gather.default": _gather,
     "scatter.src": _scatter_src,
     "scatter_add.default": _scatter_add,
-    "slice_scatter.default": _into(_slice),
-    "as_strided_scatter.default": _into(_as_strided),
-    "diagonal_scatter.default": _into(_diagonal),
+    "slice_scatter.default": _into(slice_of),
+    "as_strided_scatter.default": _into(torch.as_strided),
+    "diagonal_scatter.default": _into(torch.diagonal),
     "full.default": _full,
     "arange.start_step": _arange,
     "empty.memory_format": torch.ops.aten.empty.memory_format,

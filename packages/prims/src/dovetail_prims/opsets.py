@@ -27,11 +27,7 @@ POINTWISE_OTHER = (*catalog.in_core(3), "_to_copy.default", "clone.default")
 REDUCTION = catalog.in_core_of_kind(Kind.REDUCTION)
 SCAN = catalog.in_core_of_kind(Kind.SCAN)
 
-VIEW = (
-    "view.default", "permute.default", "expand.default", "slice.Tensor", "select.int",
-    "unsqueeze.default", "squeeze.dims", "as_strided.default", "diagonal.default",
-    "unfold.default", "alias.default",
-)  # fmt: skip
+VIEW = catalog.in_core_of_kind(Kind.VIEW)
 
 INDEXING = (
     "cat.default", "constant_pad_nd.default", "flip.default", "index.Tensor",
@@ -90,8 +86,7 @@ CORE_ATEN = (
 # float functions, of sums and of scans converted first; a reduction names its dimensions; a
 # creation names its dtype. What is left out below is written in terms of the rest.
 _NOT_PRIMS = {
-    *catalog.only_in_core(), "select.int", "unsqueeze.default",
-    "squeeze.dims", "alias.default", "scatter.value", "embedding.default",
+    *catalog.only_in_core(), "scatter.value", "embedding.default",
     "select_scatter.default", "scalar_tensor.default",
 }  # fmt: skip
 PRIMS = tuple(name for name in CORE_ATEN if name not in _NOT_PRIMS)

@@ -35,10 +35,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 MEANINGS = {
     "_to_copy": "x in another dtype",
     "clone": "x in memory of its own, in a given order",
-    "view": "the elements in row-major order, in another shape", "permute": "dimensions reordered",
-    "expand": "dimensions of size 1 repeated without a copy",
-    "slice": "every step-th element from start to end", "as_strided": "memory seen by strides",
-    "diagonal": "a diagonal of two dimensions, as the last", "unfold": "windows along a dimension",
     "cat": "one after the other along a dimension", "constant_pad_nd": "edges filled or cut off",
     "flip": "dimensions in reverse", "index": "elements at lists of indices",
     "index_put": "elements at lists of indices replaced, or added to",

@@ -43,7 +43,6 @@ from . import (
     special_functions,
     to_prims,
     upsampling,
-    views,
     windows,
 )
 from .operand_layouts import laid_out
@@ -59,7 +58,6 @@ FAMILIES = (
     batch_norm,
     losses,
     fills,
-    views,
     creation,
     indexing,
     embedding_bags,
@@ -76,7 +74,7 @@ FAMILIES = (
 )
 
 # These move numbers and look at none of them, so that a complex one is as good as a real one.
-_MOVING = (views, creation, indexing, padding)
+_MOVING = (creation, indexing, padding)
 # The same, among families that compute.
 _MOVING_NAMES = frozenset(
     {
@@ -123,9 +121,10 @@ def core_aten_table(everywhere: bool = False) -> Mapping[OpOverload, Callable[..
     """
     table: dict[OpOverload, Callable[..., Any]] = {}
     families = [(family.TABLE, family in _MOVING) for family in FAMILIES]
+    unguarded = _MOVING_NAMES | catalog.moving()
     for entries_of, moving in (*families, (catalog.to_core_aten(), False)):
         guarded = {
-            name: function if moving or name in _MOVING_NAMES else _real_only(function)
+            name: function if moving or name in unguarded else _real_only(function)
             for name, function in entries_of.items()
         }
         entries = {op: laid_out(op, function) for op, function in resolve(guarded).items()}

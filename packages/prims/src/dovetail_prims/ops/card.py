@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class Kind(Enum):
     POINTWISE = "pointwise"
     REDUCTION = "reduction"
     SCAN = "scan"
+    VIEW = "view"
+    MOVED = "moved"  # elements as they are, in memory of their own
 
 
 class Result(Enum):
@@ -191,3 +194,18 @@ def reduction(
 ) -> Card:
     """An operator that combines the elements along dimensions."""
     return Card(name, 1, says, forms, meaning=meaning, kind=kind)
+
+
+def moving(
+    name: str,
+    says: str,
+    *forms: Form,
+    in_place: tuple[str, ...] = (),
+    meaning: Callable[..., Any] | None = None,
+    kind: Kind = Kind.VIEW,
+) -> Card:
+    """An operator that looks at no element."""
+    return Card(name, 1, says, forms, in_place=in_place, meaning=meaning, kind=kind)
+
+
+moved = partial(moving, kind=Kind.MOVED)

@@ -14,10 +14,12 @@ from dovetail_prims.ops import (
     reductions,
     ternary,
     unary,
+    views,
 )
 from dovetail_prims.ops.card import Card, Dialect, Form, Kind, Result
 from dovetail_prims.ops.operands import of_floats, ordered
 from dovetail_prims.shape_rules.pointwise import in_place
+from dovetail_prims.shape_rules.views import becoming
 
 POINTWISE: tuple[Card, ...] = (
     *unary.CARDS,
@@ -27,7 +29,7 @@ POINTWISE: tuple[Card, ...] = (
     *activations.CARDS,
     *activations_backward.CARDS,
 )
-CARDS: tuple[Card, ...] = (*POINTWISE, *reductions.CARDS)
+CARDS: tuple[Card, ...] = (*POINTWISE, *reductions.CARDS, *views.CARDS)
 POINTWISE_NAMES = frozenset(card.name for card in POINTWISE)
 
 
@@ -66,8 +68,28 @@ def shape_rules() -> dict[str, ShapeRule]:
         if form.shape is not None:
             table[name] = form.shape
     for card in CARDS:
-        table |= {f"{card.name}_.{overload}": in_place for overload in card.in_place}
+        for overload in card.in_place:
+            table[f"{card.name}_.{overload}"] = _in_place(card, overload)
     return table
+
+
+def _in_place(card: Card, overload: str) -> ShapeRule:
+    if card.kind is not Kind.VIEW:
+        return in_place
+    shapes = {form.overload: form.shape for form in card.forms}
+    shape = shapes.get(overload, card.forms[0].shape)
+    assert shape is not None
+    return becoming(shape)
+
+
+def moving() -> frozenset[str]:
+    """The overloads that look at no element: a complex one is as good to them as a real one."""
+    return frozenset(name for name, card, _ in forms() if card.kind in (Kind.VIEW, Kind.MOVED))
+
+
+def of_kind(kind: Kind) -> tuple[str, ...]:
+    """All overloads of operators of a kind."""
+    return tuple(name for name, card, _ in forms() if card.kind is kind)
 
 
 def checks() -> dict[str, Callable[..., None]]:

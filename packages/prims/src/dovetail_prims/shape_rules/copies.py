@@ -18,12 +18,7 @@ from dovetail_prims.shape_rules.layout import (
 )
 from dovetail_prims.shape_rules.parts import select, slice_
 from dovetail_prims.shape_rules.views import (
-    expand,
-    permute,
     resolve_view_size,
-    t,
-    transpose,
-    unsqueeze,
 )
 
 
@@ -102,15 +97,9 @@ def copying(view_rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
-        "view_copy.default": view_copy,
         "clone.default": clone,
         "_to_copy.default": to_copy,
         "contiguous.default": contiguous_op,
-        "expand_copy.default": copying(expand),
-        "permute_copy.default": copying(permute),
         "select_copy.int": copying(select),
         "slice_copy.Tensor": copying(slice_),
-        "t_copy.default": copying(t),
-        "transpose_copy.int": copying(transpose),
-        "unsqueeze_copy.default": copying(unsqueeze),
     }

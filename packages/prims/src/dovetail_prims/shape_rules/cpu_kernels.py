@@ -97,7 +97,6 @@ def dropout_backward(grad: FakeTensor, mask: FakeTensor, scale: Any) -> FakeTens
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
-        "roll.default": of_cpu(roll),
         "rrelu_with_noise.default": of_cpu(rrelu),
         "rrelu_with_noise_functional.default": of_cpu(rrelu_and_noise),
     }

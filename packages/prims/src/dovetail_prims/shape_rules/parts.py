@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -148,14 +148,3 @@ def unbind(x: FakeTensor, dim: int = 0) -> list[FakeTensor]:
         pieces.append(select(x, dim, index))
         index += 1
     return pieces
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    return {
-        "slice.Tensor": slice_,
-        "select.int": select,
-        "split.Tensor": split,
-        "split_with_sizes.default": split_with_sizes,
-        "unbind.int": unbind,
-    }

@@ -24,7 +24,7 @@ from dovetail_prims.shape_rules.layout import (
     suggests_channels_last,
     wrap_dim,
 )
-from dovetail_prims.shape_rules.parts import slice_, split
+from dovetail_prims.shape_rules.parts import slice_
 from dovetail_prims.shape_rules.pointwise import binary
 
 _SUM, _MEAN, _MAX = 0, 1, 2
@@ -273,7 +273,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_is_any_true.default": truth_of_all,
         "isin.Tensor_Tensor": isin,
         "nonzero_static.default": nonzero_static,
-        "pixel_unshuffle.default": pixel_unshuffle,
         "max_unpool2d.default": max_unpool2d,
         "_embedding_bag.default": embedding_bag,
         "_embedding_bag_forward_only.default": embedding_bag_forward_only,
@@ -285,7 +284,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "fractional_max_pool3d_backward.default": fractional_pool_backward,
         "diag_embed.default": diag_embed,
         "renorm.default": renorm,
-        "unsafe_split.Tensor": split,
         "_ctc_loss.default": ctc_loss,
         "_ctc_loss_backward.default": ctc_loss_backward,
         "_ctc_loss_backward.Tensor": ctc_loss_backward,

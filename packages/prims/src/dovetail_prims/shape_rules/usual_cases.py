@@ -358,7 +358,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "vdot.default": inner_product,
         "addmv.default": matrix_times_vector_plus,
         "addr.default": outer_product_plus,
-        "block_diag.default": block_diagonal,
         "_weight_norm_interface.default": weight_norm,
         **{f"{name}.default": drawn_in_place for name in ("cauchy_", "geometric_", "log_normal_")},
     }

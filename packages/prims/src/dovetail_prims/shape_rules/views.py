@@ -321,7 +321,7 @@ def lift(x: FakeTensor) -> FakeTensor:
     return alias(x)
 
 
-def _in_place(rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
+def becoming(rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
     """The rule of an operator that makes its argument such a view of itself (`t_`)."""
 
     def become(x: FakeTensor, *args: Any) -> FakeTensor:
@@ -332,33 +332,11 @@ def _in_place(rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
     return become
 
 
+def reshape_alias(x: FakeTensor, size: Any, stride: Any) -> FakeTensor:
+    """A view that `reshape` makes."""
+    return as_strided(x, size, stride)
+
+
 def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    return {
-        "alias.default": alias,
-        "detach.default": alias,
-        "detach_.default": lambda x: x,
-        "lift_fresh.default": lift,
-        "t.default": t,
-        "t_.default": _in_place(t),
-        "transpose.int": transpose,
-        "transpose_.default": _in_place(transpose),
-        "permute.default": permute,
-        "view.default": view,
-        "_unsafe_view.default": unsafe_view,
-        "view.dtype": view_dtype,
-        "_reshape_alias.default": lambda x, size, stride: as_strided(x, size, stride),
-        "expand.default": expand,
-        "unsqueeze.default": unsqueeze,
-        "unsqueeze_.default": _in_place(unsqueeze),
-        "squeeze.default": squeeze,
-        "squeeze.dim": squeeze,
-        "squeeze.dims": squeeze,
-        "squeeze_.default": _in_place(squeeze),
-        "squeeze_.dim": _in_place(squeeze),
-        "squeeze_.dims": _in_place(squeeze),
-        "as_strided.default": as_strided,
-        "as_strided_.default": _in_place(as_strided),
-        "diagonal.default": diagonal,
-        "unfold.default": unfold,
-    }
+    """Of views of other dtypes. (Those of other views stand on their cards.)"""
+    return {"detach_.default": lambda x: x, "view.dtype": view_dtype}

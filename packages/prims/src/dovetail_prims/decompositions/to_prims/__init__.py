@@ -10,10 +10,6 @@ from dovetail_prims.decompositions.to_prims import parts
 from dovetail_prims.ops.common import Family
 
 TABLE: Family = {
-    "select.int": parts.select,
-    "unsqueeze.default": parts.unsqueeze,
-    "squeeze.dims": parts.squeeze,
-    "alias.default": parts.alias,
     "cat.default": parts.cat,
     "scatter.value": parts.scatter_number,
     "embedding.default": parts.embedding,

@@ -10,33 +10,7 @@ from torch import Tensor
 
 from dovetail_prims.ops.common import Number, aten, cast, wrap
 from dovetail_prims.ops.operands import number_dtype, result_dtype
-
-
-def select(self: Tensor, dim: int, index: int) -> Tensor:
-    """A slice of one, its dimension dropped"""
-    dim = wrap(dim, self.dim())
-    start = index if index >= 0 else index + self.shape[dim]
-    shape = [s for d, s in enumerate(self.shape) if d != dim]
-    return aten.view.default(aten.slice.Tensor(self, dim, start, start + 1), shape)
-
-
-def unsqueeze(self: Tensor, dim: int) -> Tensor:
-    """A dimension of size 1 put in"""
-    shape = list(self.shape)
-    shape.insert(wrap(dim, self.dim() + 1), 1)
-    return aten.view.default(self, shape)
-
-
-def squeeze(self: Tensor, dim: Sequence[int]) -> Tensor:
-    """Dimensions of size 1 dropped"""
-    named = {wrap(d, self.dim()) for d in dim}
-    shape = [s for d, s in enumerate(self.shape) if d not in named or s != 1]
-    return aten.view.default(self, shape)
-
-
-def alias(self: Tensor) -> Tensor:
-    """A view of the same shape"""
-    return aten.view.default(self, self.shape)
+from dovetail_prims.ops.views import unsqueeze_in_prims
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
@@ -69,7 +43,7 @@ def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """slice_scatter of one slice"""
     dim = wrap(dim, self.dim())
     start = index if index >= 0 else index + self.shape[dim]
-    return aten.slice_scatter.default(self, unsqueeze(src, dim), dim, start, start + 1)
+    return aten.slice_scatter.default(self, unsqueeze_in_prims(src, dim), dim, start, start + 1)
 
 
 def scalar_tensor(

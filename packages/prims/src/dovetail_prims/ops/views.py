@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import ShapeRule
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, moved, moving
 from dovetail_prims.ops.common import (
-    Family,
     aten,
     format_on_cpu,
     formatted,
@@ -19,6 +20,9 @@ from dovetail_prims.ops.common import (
     reshape,
     wrap,
 )
+from dovetail_prims.shape_rules import copies, cpu_kernels, indexing, parts, rare, usual_cases
+from dovetail_prims.shape_rules import views as rules
+from dovetail_prims.shape_rules.cpu_kernels import of_cpu
 from dovetail_prims.shape_rules.data_bounds import known_truth
 
 _ROW_MAJOR = torch.contiguous_format
@@ -232,7 +236,17 @@ def view_copy(self: Tensor, size: Sequence[int]) -> Tensor:
     return _fresh(reshape(self, size))
 
 
-def _copy_of(name: str) -> Family:
+def _copied(view: str, *overloads: str, shape: ShapeRule | None = None) -> Card:
+    """The copies that stand for overloads of the view `view`, which has this shape rule."""
+    rule = None if shape is None else copies.copying(shape)
+    forms = []
+    for name in overloads:
+        for entry in _copy_of(f"{view}.{name}").values():
+            forms.append(also(name, rule, entry))
+    return moved(f"{view}_copy", "A copy of what the view shows", *forms)
+
+
+def _copy_of(name: str) -> dict[str, Callable[..., Any]]:
     """The entry of the copy that stands for the view called `name`"""
     view = lookup(name)
 
@@ -272,41 +286,113 @@ def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
     return aten.cat.default(rows, dim + 1)
 
 
-_COPIED = (
-    "alias.default", "as_strided.default", "diagonal.default", "expand.default", "permute.default",
-    "split_with_sizes.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "t.default",
-    "transpose.int", "unbind.int", "unfold.default", "unsqueeze.default",
-)  # fmt: skip
+# --- in PRIMS -------------------------------------------------------------------------------------
 
-TABLE: Family = {
-    **{copy: entry for name in _COPIED for copy, entry in _copy_of(name).items()},
-    "narrow_copy.default": narrow_copy,
-    "view_copy.default": view_copy,
-    "_reshape_copy.default": view_copy,
-    "block_diag.default": block_diag,
-    "_chunk_cat.default": chunk_cat,
-    "_conj.default": conj,
-    "_neg_view.default": neg_view,
-    "t.default": t,
-    "transpose.int": transpose,
-    "_unsafe_view.default": view,
-    "_reshape_alias.default": reshape_alias,
-    "squeeze.default": squeeze_all,
-    "squeeze.dim": squeeze_dim,
-    "split.Tensor": split,
-    "split_with_sizes.default": split_with_sizes,
-    "unsafe_split.Tensor": split,
-    "unsafe_split_with_sizes.default": split_with_sizes,
-    "unbind.int": unbind,
-    "detach.default": alias,
-    "lift_fresh.default": alias,
-    "lift.default": alias,
-    "lift_fresh_copy.default": clone,
-    "stack.default": stack,
-    "repeat.default": repeat,
-    "roll.default": roll,
-    "rot90.default": rot90,
-    "pixel_shuffle.default": pixel_shuffle,
-    "pixel_unshuffle.default": pixel_unshuffle,
-    "channel_shuffle.default": channel_shuffle,
-}
+
+def select_in_prims(self: Tensor, dim: int, index: int) -> Tensor:
+    """A slice of one, its dimension dropped"""
+    dim = wrap(dim, self.dim())
+    start = index if index >= 0 else index + self.shape[dim]
+    shape = [s for d, s in enumerate(self.shape) if d != dim]
+    return aten.view.default(aten.slice.Tensor(self, dim, start, start + 1), shape)
+
+
+def unsqueeze_in_prims(self: Tensor, dim: int) -> Tensor:
+    """A dimension of size 1 put in"""
+    shape = list(self.shape)
+    shape.insert(wrap(dim, self.dim() + 1), 1)
+    return aten.view.default(self, shape)
+
+
+def squeeze_in_prims(self: Tensor, dim: Sequence[int]) -> Tensor:
+    """Dimensions of size 1 dropped"""
+    named = {wrap(d, self.dim()) for d in dim}
+    shape = [s for d, s in enumerate(self.shape) if d not in named or s != 1]
+    return aten.view.default(self, shape)
+
+
+def alias_in_prims(self: Tensor) -> Tensor:
+    """A view of the same shape"""
+    return aten.view.default(self, self.shape)
+
+
+def slice_of(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """The meaning of `slice`."""
+    index = [slice(None)] * x.dim()
+    index[dim] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+_PRIMS, _CORE = Dialect.PRIMS, Dialect.CORE_ATEN
+
+
+def _kept(name: str, says: str, shape: ShapeRule, in_place: tuple[str, ...] = ()) -> Card:
+    return Card(name, 1, says, (Form("default", _PRIMS, shape),), in_place=in_place,
+                kind=Kind.VIEW)  # fmt: skip
+
+
+CARDS = (
+    _kept("view", "the elements in row-major order, in another shape", rules.view),
+    _kept("permute", "dimensions reordered", rules.permute),
+    _kept("expand", "dimensions of size 1 repeated without a copy", rules.expand),
+    moving("slice", "every step-th element from start to end",
+           Form("Tensor", _PRIMS, parts.slice_), meaning=slice_of),
+    moving("select", "A slice of one, its dimension dropped",
+           Form("int", _CORE, parts.select, to_prims=select_in_prims)),
+    moving("unsqueeze", "A dimension of size 1 put in",
+           Form("default", _CORE, rules.unsqueeze, to_prims=unsqueeze_in_prims),
+           in_place=("default",)),
+    moving("squeeze", "Dimensions of size 1 dropped",
+           Form("dims", _CORE, rules.squeeze, to_prims=squeeze_in_prims),
+           also("default", rules.squeeze, squeeze_all), also("dim", rules.squeeze, squeeze_dim),
+           in_place=("default", "dim", "dims")),
+    _kept("as_strided", "memory seen by strides", rules.as_strided, ("default",)),
+    _kept("diagonal", "a diagonal of two dimensions, as the last", rules.diagonal),
+    _kept("unfold", "windows along a dimension", rules.unfold),
+    moving("alias", "A view of the same shape",
+           Form("default", _CORE, rules.alias, to_prims=alias_in_prims)),
+    moving("t", "the transpose of a matrix", also("default", rules.t, t), in_place=("default",)),
+    moving("transpose", "two dimensions swapped", also("int", rules.transpose, transpose),
+           in_place=("default",)),
+    moving("_unsafe_view", "a view", also("default", rules.unsafe_view, view)),
+    moving("_reshape_alias", "a view", also("default", rules.reshape_alias, reshape_alias)),
+    moving("split", "equal pieces", also("Tensor", parts.split, split)),
+    moving("split_with_sizes", "pieces", also("default", parts.split_with_sizes, split_with_sizes)),
+    moving("unsafe_split", "equal pieces", also("Tensor", parts.split, split)),
+    moving("unsafe_split_with_sizes", "pieces", also("default", None, split_with_sizes)),
+    moving("unbind", "all slices", also("int", parts.unbind, unbind)),
+    moving("detach", "the same tensor", also("default", rules.alias, alias)),
+    moving("lift_fresh", "the same tensor", also("default", rules.lift, alias)),
+    moving("lift", "the same tensor", also("default", None, alias)),
+    moved("lift_fresh_copy", "a copy", also("default", None, clone)),
+    moved("stack", "side by side", also("default", indexing.stack, stack)),
+    moved("repeat", "tiled", also("default", indexing.repeat, repeat)),
+    moved("roll", "shifted round", also("default", of_cpu(cpu_kernels.roll), roll)),
+    moved("rot90", "quarter turns", also("default", None, rot90)),
+    moved("pixel_shuffle", "channels as pixels", also("default", None, pixel_shuffle)),
+    moved("pixel_unshuffle", "pixels as channels",
+          also("default", rare.pixel_unshuffle, pixel_unshuffle)),
+    moved("channel_shuffle", "channels dealt out", also("default", None, channel_shuffle)),
+    moved("_conj", "the conjugate", also("default", None, conj)),
+    moved("_neg_view", "the negative", also("default", None, neg_view)),
+    moved("narrow_copy", "a copy of a piece", also("default", None, narrow_copy)),
+    moved("view_copy", "a copy in another shape", also("default", copies.view_copy, view_copy)),
+    moved("_reshape_copy", "a copy in another shape", also("default", None, view_copy)),
+    moved("block_diag", "matrices along the diagonal",
+          also("default", usual_cases.block_diagonal, block_diag)),
+    moved("_chunk_cat", "chunks, one after the other", also("default", None, chunk_cat)),
+    _copied("alias", "default"),
+    _copied("as_strided", "default"),
+    _copied("diagonal", "default"),
+    _copied("expand", "default", shape=rules.expand),
+    _copied("permute", "default", shape=rules.permute),
+    _copied("split_with_sizes", "default"),
+    _copied("squeeze", "default", "dim", "dims"),
+    _copied("t", "default", shape=rules.t),
+    _copied("transpose", "int", shape=rules.transpose),
+    _copied("unbind", "int"),
+    _copied("unfold", "default"),
+    _copied("unsqueeze", "default", shape=rules.unsqueeze),
+)  # fmt: skip
