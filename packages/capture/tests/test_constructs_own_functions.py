@@ -351,3 +351,39 @@ def test_an_export_says_what_it_does_not_take() -> None:
         export(lambda x: x.as_subclass(Plain) + 1, (_given(torch.Tensor, 3),))
     exported = export(lambda x: x.as_subclass(torch.Tensor) + 1, (_given(torch.Tensor, 3),))
     assert torch.equal(exported(torch.ones(3)), torch.full((3,), 2.0))
+
+
+# --- `__new__` of classes of tensors --------------------------------------------------------------
+
+
+class MadeBySuper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, x, *args, **kwargs):
+        return super().__new__(cls, x)
+
+    def __init__(self, x, note=None):
+        self.note = note
+
+
+class MadeByName(torch.Tensor):
+    def __new__(cls, x):
+        made = torch.Tensor.__new__(cls, x)
+        made.scale = 2
+        return made
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_tensors_made_by_the_class_of_tensors(grad: bool) -> None:
+    def program(x):
+        first, second = MadeBySuper(x, note=3), MadeByName(x * 2)
+        return first + 1, first.note, type(first * 2).__name__, second * second.scale
+
+    seen = []
+    for call in (program, optimize(program, CountingBackend(), fullgraph=True)):
+        x = torch.ones(2, requires_grad=grad)
+        results = call(x)
+        if grad:
+            (results[0].sum() + 1).backward()
+            results[3].sum().backward()
+        seen.append((repr([getattr(r, "data", r) for r in results]), x.grad))
+    assert repr(seen[0]) == repr(seen[1])

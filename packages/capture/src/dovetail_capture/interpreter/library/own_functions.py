@@ -223,6 +223,18 @@ def _make_subclass(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return as_subclass(vm, [detached, args[0]], {})
 
 
+def _new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.Tensor.__new__(cls, tensor)`: what `cls(tensor)` makes, if its class has no own."""
+    cls: Any = vm.as_python(args[0]) if len(args) == 2 and not kwargs else None
+    if not isinstance(cls, type) or not issubclass(cls, torch.Tensor) or is_wrapper_type(cls):
+        return PASS
+    if not isinstance(args[1], TensorValue):
+        return PASS
+    if cls is torch.Tensor or issubclass(cls, (torch.nn.Parameter, torch.nn.Buffer)):
+        return PASS
+    return vm.tensor_of_class(args[1], cls)
+
+
 def _make_off(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
     made = ObjectValue(cls)
     made.base_new = cls
@@ -269,6 +281,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.__torch_function__.__func__: _default,  # type: ignore[attr-defined]
     torch.Tensor.as_subclass: as_subclass,
     torch.Tensor._make_subclass: _make_subclass,
+    torch.Tensor.__new__: _new,
     _OFF.__enter__: _enter_off,
     _OFF.__exit__: _leave_off,
     _C._has_torch_function: _has_own,
