@@ -13,6 +13,7 @@ from dovetail_capture.errors import CaptureError
 
 BACKENDS = torch.backends
 PLACE = torch.tensor([9])
+LAYER = torch.nn.LSTM(2, 3)
 
 
 def settings() -> tuple[Any, ...]:
@@ -92,6 +93,31 @@ def _precision(x, look):
     return look(x), torch.get_float32_matmul_precision()
 
 
+def _tf32_twice(x, look):
+    BACKENDS.cuda.matmul.allow_tf32 = True
+    BACKENDS.cuda.matmul.allow_tf32 = False
+    y = look(x), BACKENDS.cuda.matmul.allow_tf32
+    BACKENDS.cuda.matmul.allow_tf32 = False
+    BACKENDS.cuda.matmul.allow_tf32 = True
+    return y
+
+
+def _tf32_by_the_precision(x, look):
+    BACKENDS.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")
+    BACKENDS.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")
+    y = look(x)
+    torch.set_float32_matmul_precision("high")
+    BACKENDS.cuda.matmul.allow_tf32 = True
+    return y
+
+
+def _recurrent_layer_without_cudnn(x, look):
+    with BACKENDS.cudnn.flags(enabled=False):
+        return LAYER(look(x)[None]), LAYER.training
+
+
 def _threads(x, look):
     torch.set_num_threads(3)
     y = look(x), torch.get_num_threads()
@@ -128,6 +154,7 @@ def _precision_read_by_another_name(x, look):
 ONE_GRAPH = [
     _deterministic, _deterministic_for_a_block, _deterministic_at_the_end, _deterministic_alone,
     _flags_for_a_block, _flags_by_assignment, _tf32, _precision, _threads, _raises_in_a_block,
+    _tf32_twice, _tf32_by_the_precision, _recurrent_layer_without_cudnn,
 ]  # fmt: skip
 SEVERAL = [
     _between_operations,
@@ -198,3 +225,38 @@ def test_a_changed_setting_is_not_exported() -> None:
 
     with pytest.raises(CaptureError, match="set_num_threads"):
         export(program, (torch.ones(2),))
+
+
+def _reads_a_flag(x: torch.Tensor) -> Any:
+    return x + 1, BACKENDS.cuda.matmul.allow_tf32
+
+
+def _reads_the_precision(x: torch.Tensor) -> Any:
+    return x + 1, torch.get_float32_matmul_precision()
+
+
+def _sets_the_precision(x: torch.Tensor) -> Any:
+    torch.set_float32_matmul_precision("high")
+    return x + 1
+
+
+@pytest.mark.parametrize("program", [_reads_a_flag, _reads_the_precision, _sets_the_precision])
+@pytest.mark.parametrize("mixed_first", [True, False])
+def test_precisions_that_torch_does_not_tell(
+    program: Callable[..., Any], mixed_first: bool
+) -> None:
+    """Where old and new ways to set it were mixed, torch raises: a guard must not."""
+
+    def result(call: Callable[..., Any], mixed: bool) -> str:
+        torch.set_float32_matmul_precision("medium" if mixed else "highest")
+        BACKENDS.cuda.matmul.allow_tf32 = False
+        try:
+            return repr(call(torch.ones(2)))
+        except RuntimeError as error:
+            return str(error)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    captured = optimize(program, lambda gm, _: gm.forward)
+    for mixed in (mixed_first, not mixed_first, mixed_first):
+        assert result(captured, mixed) == result(program, mixed)

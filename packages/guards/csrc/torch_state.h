@@ -7,6 +7,8 @@
 
 #include "common.h"
 
+#include <exception>
+
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
@@ -107,8 +109,12 @@ inline int64_t read_state(State state) {
           dovetail_cudnn_det(context) << 2;
     }
     case State::MatmulPrecision:
-      return dovetail_context && dovetail_matmul ? dovetail_matmul(dovetail_context())
-                                                 : kUnreadable;
+      try {
+        return dovetail_context && dovetail_matmul ? dovetail_matmul(dovetail_context())
+                                                   : kUnreadable;
+      } catch (const std::exception&) { // old and new ways to set it were mixed
+        return kUnreadable;
+      }
     case State::FunctionTransforms: {
       // (What `torch._C._are_functorch_transforms_active` reads.)
       DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;

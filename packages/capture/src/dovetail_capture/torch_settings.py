@@ -47,28 +47,27 @@ class SettingOfGraph:
 
 
 class KernelSettings:
-    """What a frame does to settings that kernels obey: `during` its graph, and `after` it."""
+    """What a frame does to settings that kernels obey: before its graph, and after it."""
 
     def __init__(self) -> None:
-        self.during: dict[Setting, Any] = {}
+        self.before: dict[Setting, Any] = {}
         self.after: dict[Setting, Any] = {}
 
     def write(self, setting: Setting, value: Any, recorded: bool) -> None:
-        """Note a change; are operations `recorded` already, which are to run as it was before?"""
-        if not recorded:
-            self.during[setting] = value
-        self.after[setting] = value
+        """Note a change, the last so far; are operations `recorded` already, which are to run as
+        it was before?"""
+        made = self.after if recorded else self.before
+        made.pop(setting, None)
+        made[setting] = value
+
+    def now(self) -> dict[Setting, Any]:
+        """What was changed, and what it is at this point of the program."""
+        return {**self.before, **self.after}
 
     def of_graph(self) -> tuple[SettingOfGraph, ...]:
         """Those that are made before the graph."""
-        made = self.during.items()
-        return tuple(SettingOfGraph(one, value, self.after[one]) for one, value in made)
-
-    def changed_after(self) -> Iterator[tuple[Setting, Any]]:
-        """Those that are another after the graph, and what they are then."""
-        for setting, value in self.after.items():
-            if setting not in self.during or self.during[setting] != value:
-                yield setting, value
+        now = self.now()
+        return tuple(SettingOfGraph(one, value, now[one]) for one, value in self.before.items())
 
 
 @contextmanager

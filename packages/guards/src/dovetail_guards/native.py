@@ -81,7 +81,7 @@ _STATES: dict[str, tuple[int, Callable[[Any], int | None], bool]] = {
     "torch_dispatch_modes": (7, lambda value: None if value else 0, False),
     "sdp_kernels": (8, _flags, True),
     "cudnn": (9, _flags, True),
-    "float32_matmul_precision": (10, ("highest", "high", "medium").index, True),
+    "float32_matmul_precision": (10, {"highest": 0, "high": 1, "medium": 2}.get, True),
     "function_transforms": (11, int, True),
     "autocast_cache": (12, int, True),
     **{

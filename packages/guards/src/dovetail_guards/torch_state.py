@@ -129,7 +129,16 @@ BACKEND_FLAGS: tuple[str, ...] = _present(
 
 def _backend_flags() -> tuple[Any, ...]:
     """What `torch.backends` is set to."""
-    return tuple(getattr(_C, name)() for name in BACKEND_FLAGS)
+    return tuple(_told(getattr(_C, name)) for name in BACKEND_FLAGS)
+
+
+def _told(read: Callable[[], Any]) -> Any:
+    """What a function of torch tells, or that it does not: where old and new ways to set the
+    precision of products were mixed, it raises."""
+    try:
+        return read()
+    except RuntimeError:
+        return "mixed"
 
 
 FLOAT32_PRECISIONS: tuple[tuple[str, str], ...] = (
@@ -141,7 +150,8 @@ FLOAT32_PRECISIONS: tuple[tuple[str, str], ...] = (
 
 def _float32_precisions() -> tuple[str, ...]:
     """The `fp32_precision` of each backend and kind of operator."""
-    return tuple(_C._get_fp32_precision_getter(*which) for which in FLOAT32_PRECISIONS)
+    read = _C._get_fp32_precision_getter
+    return tuple(_told(partial(read, *which)) for which in FLOAT32_PRECISIONS)
 
 
 def _function_transforms() -> bool:
@@ -196,7 +206,7 @@ READERS: dict[str, Callable[[], Any]] = {
     "default_device": _default_device,
     "deterministic": _deterministic,
     "num_threads": torch.get_num_threads,
-    "float32_matmul_precision": torch.get_float32_matmul_precision,
+    "float32_matmul_precision": partial(_told, torch.get_float32_matmul_precision),
     "asks_classes": _asks_classes,
     "torch_function_modes": _torch_function_modes,
     "torch_dispatch_modes": _torch_dispatch_modes,

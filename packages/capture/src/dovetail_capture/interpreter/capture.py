@@ -397,7 +397,7 @@ class _Attempt:
         """What the frame does as an error leaves it, see `Way`."""
         if not self.left or isinstance(outcome, _Break):
             return "no"
-        made_before = self.session.draws.calls or self.session.effects.kernel_settings.during
+        made_before = self.session.draws.calls or self.session.effects.kernel_settings.before
         if outcome.rebuilder.outputs or made_before:
             return "no"
         return "effects" if outcome.rebuilder.effects else "nothing"

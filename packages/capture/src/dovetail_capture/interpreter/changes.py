@@ -74,7 +74,7 @@ def _written(vm: Interpreter) -> Any:
             for key, (_, fields) in session.effects.attribute_writes.items()
         },
         list(session.iterators.steps),
-        dict(session.effects.kernel_settings.after),
+        session.effects.kernel_settings.now(),
         (len(session.effects.calls), len(session.draws.calls), len(session.modes.locks)),
     )
 

@@ -162,7 +162,7 @@ def _function_modes(rebuilder: Rebuilder) -> None:
 def settings(rebuilder: Rebuilder) -> None:
     """Leave torch's settings as the program does: the graph puts them back, so that what
     compiles it finds them as they were."""
-    for setting, value in rebuilder.vm.session.effects.kernel_settings.changed_after():
+    for setting, value in rebuilder.vm.session.effects.kernel_settings.after.items():
         write = r.Const(setting.in_program or setting.write)
         rebuilder.effects.append(r.RunCall(r.CallFunction(write, (r.Const(value),))))
     for setting, before in rebuilder.vm.session.effects.settings.items():

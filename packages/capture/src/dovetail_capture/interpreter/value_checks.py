@@ -261,7 +261,7 @@ def cannot_check(session: Session) -> bool:
 
 def may_run_again(session: Session) -> bool:
     """Would a second run of the frame, after its graph has run, find all as it was?"""
-    if session.draws.calls or session.effects.kernel_settings.during or session.exports:
+    if session.draws.calls or session.effects.kernel_settings.before or session.exports:
         return False
     return can_run_again(session)
 

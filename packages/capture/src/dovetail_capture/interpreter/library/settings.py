@@ -78,7 +78,7 @@ SETTINGS = (
         True,
         undone=False,
     ),
-    *_flags(_FLAGS, ("backend_flags",), True),
+    *_flags(_FLAGS, ("backend_flags", "cudnn"), True),
     *_flags(_FLAGS_OF_TF32, _ABOUT_PRECISION, False),
 )
 
@@ -90,20 +90,29 @@ def _reading(
         given = [vm.as_python(arg) for arg in args]
         if UNKNOWN in given or kwargs:
             return PASS
-        changed = vm.session.effects.kernel_settings.after
-        if own in changed:
-            return vm.constant(changed[own])
-        for setting in changed:
-            if not setting.undone and set(setting.guards) & set(guards):
-                raise GraphBreakSignal(f"{read.__name__} after {setting.name}, which may change it")
-        for name in guards:
-            vm.session.guards.state(name, READERS[name]())
+        known = _not_made_for_real(vm, guards)
+        if own is not None and list(known) == [own]:
+            return vm.constant(known[own])
+        for setting in known:
+            raise GraphBreakSignal(f"{read.__name__} after {setting.name}, which may change it")
+        _guard(vm, guards)
         try:
             return vm.constant(read(*given))
         except (RuntimeError, TypeError) as error:
             return vm.raise_real(error)
 
     return handler
+
+
+def _guard(vm: Interpreter, names: tuple[str, ...]) -> None:
+    for name in names:
+        vm.session.guards.state(name, READERS[name]())
+
+
+def _not_made_for_real(vm: Interpreter, guards: tuple[str, ...]) -> dict[Setting, Any]:
+    """The changes of what these guards tell of that capture did not try, and what they are now."""
+    now = vm.session.effects.kernel_settings.now().items()
+    return {one: value for one, value in now if not one.undone and set(one.guards) & set(guards)}
 
 
 def _writing(setting: Setting) -> Handler:
@@ -130,11 +139,13 @@ def _writing_the_same(write: Callable[..., Any], read: Handler) -> Handler:
 
 
 def _write(vm: Interpreter, setting: Setting, wanted: Any) -> Value:
-    for name in setting.guards:
-        vm.session.guards.state(name, READERS[name]())
-    before = setting.read()
-    if wanted == before and setting.write is not _C._set_float32_matmul_precision:
-        return NONE  # (that one says more than it seems: what is not said depends on others)
+    _guard(vm, setting.guards)
+    known = _not_made_for_real(vm, setting.guards)
+    before = _read(setting)
+    # (The precision says more than it seems: what is not said depends on others.)
+    alone = not known and setting.write is not _C._set_float32_matmul_precision
+    if wanted == before and (setting.undone or alone):
+        return NONE
     if not setting.undone:
         if type(wanted) is not bool and wanted not in _PRECISIONS:
             raise GraphBreakSignal(f"{setting.name} of {wanted!r}")
@@ -152,6 +163,13 @@ def _write(vm: Interpreter, setting: Setting, wanted: Any) -> Value:
     else:
         vm.session.recorder.state_change(setting.write, wanted)
     return NONE
+
+
+def _read(setting: Setting) -> Any:
+    try:
+        return setting.read()
+    except RuntimeError:  # torch does not tell where old and new ways to set it were mixed
+        return UNKNOWN
 
 
 def _write_for_kernels(vm: Interpreter, setting: Setting, wanted: Any) -> None:
