@@ -29,17 +29,8 @@ SCAN = catalog.in_core_of_kind(Kind.SCAN)
 
 VIEW = catalog.in_core_of_kind(Kind.VIEW)
 
-INDEXING = (
-    "cat.default", "constant_pad_nd.default", "flip.default", "index.Tensor",
-    "index_put.default", "gather.default", "scatter.src", "scatter.value", "scatter_add.default",
-    "embedding.default", "slice_scatter.default", "select_scatter.default",
-    "as_strided_scatter.default", "diagonal_scatter.default",
-)  # fmt: skip
-
-CREATION = (
-    "full.default", "empty.memory_format", "empty_strided.default", "arange.start_step",
-    "scalar_tensor.default",
-)  # fmt: skip
+INDEXING = catalog.in_core_of_kind(Kind.INDEXING)
+CREATION = catalog.in_core_of_kind(Kind.CREATION)
 
 # Never decomposed: library kernels, and samplers that draw eager's very numbers.
 EXTERN = (
@@ -58,7 +49,7 @@ EXTERN = (
     "native_dropout.default", "bernoulli.p", "bernoulli.default", "rand.default", "randn.default",
     "randint.low", "randperm.default", "normal_functional.default", "sort.default", "sort.stable",
     "topk.default", "copy.default", "uniform.default", "exponential.default",
-    "multinomial.default", "scatter_reduce.two", "logcumsumexp.default", "cummax.default",
+    "multinomial.default", "logcumsumexp.default", "cummax.default",
     "cummin.default", "col2im.default", "view.dtype", "repeat_interleave.Tensor",
     "rand_like.default", "randn_like.default", "randint_like.default", "randint_like.low_dtype",
     "bernoulli.Tensor", "normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor",
@@ -70,11 +61,12 @@ EXTERN = (
     "_adaptive_avg_pool3d.default", "_adaptive_avg_pool3d_backward.default",
     "median.default",
     "median.dim", "nanmedian.default", "nanmedian.dim", "kthvalue.default", "mode.default",
-    "searchsorted.Scalar", "bucketize.Scalar", "histc.default", "index_reduce.default",
+    "searchsorted.Scalar", "bucketize.Scalar", "histc.default",
     "_embedding_bag.default", "_embedding_bag_dense_backward.default",
     "_euclidean_dist.default", "hash_tensor.default",
     "_ctc_loss.default", "_ctc_loss_backward.default",
     "tril_indices.default", "triu_indices.default", "_int_mm.default", "_assert_async.msg",
+    *catalog.in_core_of_kind(Kind.LIBRARY),
 )  # fmt: skip
 
 CORE_ATEN = (
@@ -85,8 +77,5 @@ CORE_ATEN = (
 # PRIMS: operands of one shape and one dtype, all of them tensors, no alpha; integer inputs of
 # float functions, of sums and of scans converted first; a reduction names its dimensions; a
 # creation names its dtype. What is left out below is written in terms of the rest.
-_NOT_PRIMS = {
-    *catalog.only_in_core(), "scatter.value", "embedding.default",
-    "select_scatter.default", "scalar_tensor.default",
-}  # fmt: skip
+_NOT_PRIMS = frozenset(catalog.only_in_core())
 PRIMS = tuple(name for name in CORE_ATEN if name not in _NOT_PRIMS)

@@ -35,16 +35,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 MEANINGS = {
     "_to_copy": "x in another dtype",
     "clone": "x in memory of its own, in a given order",
-    "cat": "one after the other along a dimension", "constant_pad_nd": "edges filled or cut off",
-    "flip": "dimensions in reverse", "index": "elements at lists of indices",
-    "index_put": "elements at lists of indices replaced, or added to",
-    "gather": "elements at an index along a dimension",
-    "scatter": "elements at an index along a dimension replaced",
-    "scatter_add": "elements at an index along a dimension added to",
-    "slice_scatter": "a slice replaced", "as_strided_scatter": "what strides see replaced",
-    "diagonal_scatter": "a diagonal replaced", "full": "a number everywhere",
-    "empty": "uninitialised", "empty_strided": "uninitialised, with given strides",
-    "arange": "start, start + step, ... before end",
 }  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from dovetail_prims.ops.common import resolve
 
 from . import (
     batch_norm,
-    creation,
     distances,
     embedding_bags,
     fake_quantization,
@@ -30,7 +29,6 @@ from . import (
     foreach,
     fused_optimizers,
     histograms,
-    indexing,
     linear,
     losses,
     normalisation,
@@ -41,7 +39,6 @@ from . import (
     segments,
     softmax,
     special_functions,
-    to_prims,
     upsampling,
     windows,
 )
@@ -58,8 +55,6 @@ FAMILIES = (
     batch_norm,
     losses,
     fills,
-    creation,
-    indexing,
     embedding_bags,
     segments,
     histograms,
@@ -74,7 +69,7 @@ FAMILIES = (
 )
 
 # These move numbers and look at none of them, so that a complex one is as good as a real one.
-_MOVING = (creation, indexing, padding)
+_MOVING = (padding,)
 # The same, among families that compute.
 _MOVING_NAMES = frozenset(
     {
@@ -139,4 +134,4 @@ def core_aten_table(everywhere: bool = False) -> Mapping[OpOverload, Callable[..
 @cache
 def prims_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """Every decomposition from CORE_ATEN to PRIMS, keyed by op."""
-    return MappingProxyType(resolve({**to_prims.TABLE, **catalog.to_prims()}))
+    return MappingProxyType(resolve(catalog.to_prims()))

@@ -36,6 +36,9 @@ class Kind(Enum):
     SCAN = "scan"
     VIEW = "view"
     MOVED = "moved"  # elements as they are, in memory of their own
+    INDEXING = "indexing"
+    CREATION = "creation"
+    LIBRARY = "library"  # PyTorch's own kernel, in PRIMS too
 
 
 class Result(Enum):

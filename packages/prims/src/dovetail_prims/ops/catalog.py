@@ -10,6 +10,8 @@ from dovetail_prims.ops import (
     activations,
     activations_backward,
     binary,
+    creation,
+    indexing,
     powers,
     reductions,
     ternary,
@@ -18,6 +20,7 @@ from dovetail_prims.ops import (
 )
 from dovetail_prims.ops.card import Card, Dialect, Form, Kind, Result
 from dovetail_prims.ops.operands import of_floats, ordered
+from dovetail_prims.shape_rules.indexing import first_argument
 from dovetail_prims.shape_rules.pointwise import in_place
 from dovetail_prims.shape_rules.views import becoming
 
@@ -29,7 +32,13 @@ POINTWISE: tuple[Card, ...] = (
     *activations.CARDS,
     *activations_backward.CARDS,
 )
-CARDS: tuple[Card, ...] = (*POINTWISE, *reductions.CARDS, *views.CARDS)
+CARDS: tuple[Card, ...] = (
+    *POINTWISE,
+    *reductions.CARDS,
+    *views.CARDS,
+    *indexing.CARDS,
+    *creation.CARDS,
+)
 POINTWISE_NAMES = frozenset(card.name for card in POINTWISE)
 
 
@@ -74,8 +83,10 @@ def shape_rules() -> dict[str, ShapeRule]:
 
 
 def _in_place(card: Card, overload: str) -> ShapeRule:
-    if card.kind is not Kind.VIEW:
+    if card.kind is Kind.POINTWISE:
         return in_place
+    if card.kind is not Kind.VIEW:
+        return first_argument
     shapes = {form.overload: form.shape for form in card.forms}
     shape = shapes.get(overload, card.forms[0].shape)
     assert shape is not None
@@ -84,7 +95,8 @@ def _in_place(card: Card, overload: str) -> ShapeRule:
 
 def moving() -> frozenset[str]:
     """The overloads that look at no element: a complex one is as good to them as a real one."""
-    return frozenset(name for name, card, _ in forms() if card.kind in (Kind.VIEW, Kind.MOVED))
+    looking = (Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN)
+    return frozenset(name for name, card, _ in forms() if card.kind not in looking)
 
 
 def of_kind(kind: Kind) -> tuple[str, ...]:

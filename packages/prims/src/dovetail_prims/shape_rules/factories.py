@@ -253,9 +253,6 @@ def in_place(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     table: dict[str, Callable[..., Any]] = {
-        "empty.memory_format": empty,
-        "zeros.default": empty,
-        "ones.default": empty,
         "rand.default": empty,
         "randn.default": empty,
         "rand.generator": with_generator,
@@ -263,19 +260,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "randint.default": randint,
         "randint.low": randint,
         "randperm.default": randperm,
-        "empty_strided.default": empty_strided,
-        "full.default": full,
-        "eye.default": eye,
-        "eye.m": eye,
-        "scalar_tensor.default": scalar_tensor,
-        "arange.default": arange,
-        "arange.start": arange_start,
-        "arange.start_step": arange_step,
-        "new_empty.default": new,
-        "new_zeros.default": new,
-        "new_ones.default": new,
-        "new_full.default": new,
-        "new_empty_strided.default": new_empty_strided,
         "bernoulli.default": bernoulli,
         "bernoulli.p": bernoulli,
         "normal_functional.default": sample_like,
@@ -294,7 +278,7 @@ def rules() -> dict[str, Callable[..., Any]]:
         "random_.to": in_place,
         "exponential_.default": in_place,
     }
-    for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint"):
+    for name in ("rand", "randn", "randint"):
         table[f"{name}_like.default"] = like
     table["randint_like.low_dtype"] = like
     for name, overloads in _WINDOWS.items():

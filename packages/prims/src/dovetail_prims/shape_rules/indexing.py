@@ -315,42 +315,5 @@ def zeros_of_size(grad: FakeTensor, input_sizes: Sequence[Size], *rest: Any) -> 
 
 
 def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    table: dict[str, Callable[..., Any]] = {
-        "embedding.default": embedding,
-        "embedding_dense_backward.default": embedding_backward,
-        "index.Tensor": index,
-        "_unsafe_index.Tensor": index,
-        "index_put.default": like_clone,
-        "_unsafe_index_put.default": like_clone,
-        "index_put_.default": first_argument,
-        "_index_put_impl_.default": first_argument,
-        "index_select.default": index_select,
-        "index_add_.default": first_argument,
-        "index_copy_.default": first_argument,
-        "index_fill_.int_Scalar": first_argument,
-        "index_fill.int_Scalar": like_clone,
-        "index_fill.int_Tensor": like_clone,
-        "gather.default": gather,
-        "cat.default": cat,
-        "constant_pad_nd.default": constant_pad,
-        "tril.default": triangle,
-        "triu.default": triangle,
-        "tril_.default": first_argument,
-        "triu_.default": first_argument,
-        "flip.default": like_clone,
-        "slice_backward.default": zeros_of_size,
-        "select_backward.default": zeros_of_size,
-        "diagonal_backward.default": zeros_of_size,
-        "unfold_backward.default": zeros_of_size,
-        "slice_scatter.default": like_view_scatter,
-        "select_scatter.default": like_view_scatter,
-        "diagonal_scatter.default": like_view_scatter,
-        "as_strided_scatter.default": like_view_scatter,
-    }
-    for overload in ("src", "value", "reduce", "value_reduce"):
-        table[f"scatter.{overload}"] = scatter
-        table[f"scatter_.{overload}"] = first_argument
-    table["scatter_add.default"] = table["scatter_reduce.two"] = scatter
-    table["scatter_add_.default"] = table["scatter_reduce_.two"] = first_argument
-    return table
+    """Of gradients. (Those of other indexing stand on their cards.)"""
+    return {"embedding_dense_backward.default": embedding_backward}

@@ -272,7 +272,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "_is_all_true.default": truth_of_all,
         "_is_any_true.default": truth_of_all,
         "isin.Tensor_Tensor": isin,
-        "nonzero_static.default": nonzero_static,
         "max_unpool2d.default": max_unpool2d,
         "_embedding_bag.default": embedding_bag,
         "_embedding_bag_forward_only.default": embedding_bag_forward_only,

@@ -352,7 +352,6 @@ def rules() -> dict[str, Callable[..., Any]]:
         "smooth_l1_loss_backward.default": loss_backward,
         "huber_loss_backward.default": loss_backward,
         "native_group_norm_backward.default": group_norm_backward,
-        "index_add.default": index_add,
         "tril_indices.default": lower_places,
         "triu_indices.default": upper_places,
         "vdot.default": inner_product,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import Sizes, hint_of
-from dovetail_prims.ops.common import Family, Number, aten, cast, contiguous, iota, where
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, moving
+from dovetail_prims.ops.common import Number, aten, cast, contiguous, iota, where
+from dovetail_prims.ops.operands import number_dtype
+from dovetail_prims.shape_rules import factories as rules
+from dovetail_prims.shape_rules import indexing
 from dovetail_prims.shape_rules.layout import contiguous as row_major
 from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
 
@@ -272,23 +278,103 @@ def triu(self: Tensor, diagonal: int = 0) -> Tensor:
     return contiguous(where(aten.ge.Scalar(_band(self, diagonal), 0), self, 0))
 
 
-TABLE: Family = {
-    "zeros.default": _filled(0),
-    "_efficientzerotensor.default": _filled(0),  # no lazy zero reaches a graph
-    "ones.default": _filled(1),
-    "full_like.default": full_like,
-    "zeros_like.default": _filled_like(0),
-    "ones_like.default": _filled_like(1),
-    "empty_like.default": empty_like,
-    "new_full.default": new_full,
-    "new_zeros.default": _new_filled(0),
-    "new_ones.default": _new_filled(1),
-    "new_empty.default": new_empty,
-    "new_empty_strided.default": new_empty_strided,
-    "arange.default": arange_end,
-    "arange.start": arange_start,
-    "eye.default": eye,
-    "eye.m": eye_m,
-    "tril.default": tril,
-    "triu.default": triu,
-}
+# --- in PRIMS -------------------------------------------------------------------------------------
+
+
+def scalar_tensor_in_prims(
+    s: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """A full tensor of no dimensions"""
+    return aten.full.default([], s, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
+def full_in_prims(
+    size: Sequence[int],
+    fill_value: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """With its dtype named"""
+    if dtype is not None:
+        return NotImplemented
+    return aten.full.default(size, fill_value, dtype=number_dtype(fill_value), device=device)
+
+
+def arange_in_prims(
+    start: Number,
+    end: Number,
+    step: Number = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Layout = None,
+    device: Device = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """With its dtype named"""
+    if dtype is not None:
+        return NotImplemented
+    whole = all(number_dtype(x) == torch.int64 for x in (start, end, step))
+    named = torch.int64 if whole else torch.get_default_dtype()
+    return aten.arange.start_step(start, end, step, dtype=named, device=device)
+
+
+def full_of(size: Sequence[int], value: Any, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    return torch.full(list(size), value, dtype=dtype, device=options.get("device"))
+
+
+def arange_of(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    return torch.arange(start, end, step, dtype=dtype, device=options.get("device"))
+
+
+_PRIMS, _CORE = Dialect.PRIMS, Dialect.CORE_ATEN
+_creation = partial(moving, kind=Kind.CREATION)
+
+
+def _filling(name: str, value: Number) -> tuple[Card, ...]:
+    """The new tensors that hold one number everywhere."""
+    says = f"{value} everywhere"
+    return (
+        _creation(name, says, also("default", rules.empty, _filled(value))),
+        _creation(f"{name}_like", says, also("default", rules.like, _filled_like(value))),
+        _creation(f"new_{name}", says, also("default", rules.new, _new_filled(value))),
+    )
+
+
+CARDS = (
+    _creation("full", "a number everywhere",
+              Form("default", _PRIMS, rules.full, to_prims=full_in_prims), meaning=full_of),
+    _creation("empty", "uninitialised", Form("memory_format", _PRIMS, rules.empty),
+              meaning=aten.empty.memory_format),
+    _creation("empty_strided", "uninitialised, with given strides",
+              Form("default", _PRIMS, rules.empty_strided), meaning=aten.empty_strided.default),
+    _creation("arange", "start, start + step, ... before end",
+              Form("start_step", _PRIMS, rules.arange_step, to_prims=arange_in_prims),
+              also("default", rules.arange, arange_end),
+              also("start", rules.arange_start, arange_start), meaning=arange_of),
+    _creation("scalar_tensor", "A full tensor of no dimensions",
+              Form("default", _CORE, rules.scalar_tensor, to_prims=scalar_tensor_in_prims)),
+    *_filling("zeros", 0),
+    *_filling("ones", 1),
+    _creation("_efficientzerotensor", "0 everywhere",  # no lazy zero reaches a graph
+              also("default", None, _filled(0))),
+    _creation("full_like", "a number everywhere", also("default", rules.like, full_like)),
+    _creation("new_full", "a number everywhere", also("default", rules.new, new_full)),
+    _creation("empty_like", "uninitialised", also("default", rules.like, empty_like)),
+    _creation("new_empty", "uninitialised", also("default", rules.new, new_empty)),
+    _creation("new_empty_strided", "uninitialised",
+              also("default", rules.new_empty_strided, new_empty_strided)),
+    _creation("eye", "ones on the diagonal", also("default", rules.eye, eye),
+              also("m", rules.eye, eye_m)),
+    _creation("tril", "0 above the diagonal", also("default", indexing.triangle, tril),
+              in_place=("default",)),
+    _creation("triu", "0 below the diagonal", also("default", indexing.triangle, triu),
+              in_place=("default",)),
+)  # fmt: skip

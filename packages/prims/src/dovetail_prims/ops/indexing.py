@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import ShapeRule
+from dovetail_prims.ops import indexing_in_prims as prims
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, moving
 from dovetail_prims.ops.common import (
-    Family,
     Number,
     aten,
     broadcast,
@@ -25,6 +28,9 @@ from dovetail_prims.ops.common import (
     wrap,
     zeros,
 )
+from dovetail_prims.ops.views import slice_of
+from dovetail_prims.shape_rules import indexing as rules
+from dovetail_prims.shape_rules import rare, usual_cases
 
 Indices = Sequence[Tensor | None]
 
@@ -316,29 +322,79 @@ def index_reduce(
     return _by_vectors(op, self, dim, index, source, reduce, include_self=include_self)
 
 
-TABLE: Family = {
-    "gather.default": gather,
-    "scatter.src": scatter,
-    "scatter.value": scatter_number,
-    "scatter_add.default": scatter_add,
-    "scatter_reduce.two": scatter_reduce,
-    "index_reduce.default": index_reduce,
-    "nonzero_static.default": nonzero_static,
-    "index_select.default": index_select,
-    "index_add.default": index_add,
-    "index_copy.default": index_copy,
-    "index_fill.int_Scalar": index_fill_number,
-    "index_fill.int_Tensor": index_fill_tensor,
-    "index_put.default": index_put,
-    "_index_put_impl.default": index_put_impl,
-    "_unsafe_index_put.default": unsafe_index_put,
-    "_unsafe_index.Tensor": unsafe_index,
-    "_unsafe_masked_index.default": unsafe_masked_index,
-    "_unsafe_masked_index_put_accumulate.default": unsafe_masked_index_put_accumulate,
-    "take.default": take,
-    "select_backward.default": select_backward,
-    "slice_backward.default": slice_backward,
-    "diagonal_backward.default": diagonal_backward,
-    "unfold_backward.default": unfold_backward,
-    "masked_scatter.default": masked_scatter,
-}
+_PRIMS, _CORE = Dialect.PRIMS, Dialect.CORE_ATEN
+indexing = partial(moving, kind=Kind.INDEXING)
+
+
+def _kept(name: str, says: str, shape: ShapeRule, meaning: Callable[..., Any]) -> Card:
+    return indexing(name, says, Form("default", _PRIMS, shape), meaning=meaning)
+
+
+def _written(view: str, says: str, part: Callable[..., Tensor]) -> Card:
+    """A tensor in which what a view shows is replaced."""
+    return _kept(f"{view}_scatter", says, rules.like_view_scatter, prims.into_of(part))
+
+
+def _backward(view: str, decomposition: Callable[..., Any]) -> Card:
+    return indexing(f"{view}_backward", "the gradient of a view",
+                    also("default", rules.zeros_of_size, decomposition))  # fmt: skip
+
+
+CARDS = (
+    indexing("cat", "one after the other along a dimension",
+             Form("default", _PRIMS, rules.cat, to_prims=prims.cat), meaning=prims.cat_of),
+    _kept("constant_pad_nd", "edges filled or cut off", rules.constant_pad, prims.pad_of),
+    _kept("flip", "dimensions in reverse", rules.like_clone, prims.flip_of),
+    indexing("index", "elements at lists of indices", Form("Tensor", _PRIMS, rules.index),
+             meaning=prims.index_of),
+    indexing("index_put", "elements at lists of indices replaced, or added to",
+             Form("default", _PRIMS, rules.like_clone, index_put), in_place=("default",),
+             meaning=prims.index_put_of),
+    indexing("gather", "elements at an index along a dimension",
+             Form("default", _PRIMS, rules.gather, gather), meaning=prims.gather_of),
+    indexing("scatter", "elements at an index along a dimension replaced",
+             Form("src", _PRIMS, rules.scatter, scatter),
+             Form("value", _CORE, rules.scatter, scatter_number, prims.scatter_number,
+                  says="The number as a tensor"),
+             also("reduce", rules.scatter), also("value_reduce", rules.scatter),
+             in_place=("src", "value", "reduce", "value_reduce"), meaning=prims.scatter_src_of),
+    indexing("scatter_add", "elements at an index along a dimension added to",
+             Form("default", _PRIMS, rules.scatter, scatter_add), in_place=("default",),
+             meaning=prims.scatter_add_of),
+    indexing("embedding", "Rows of the weight",
+             Form("default", _CORE, rules.embedding, to_prims=prims.embedding)),
+    _written("slice", "a slice replaced", slice_of),
+    indexing("select_scatter", "slice_scatter of one slice",
+             Form("default", _CORE, rules.like_view_scatter, to_prims=prims.select_scatter)),
+    _written("as_strided", "what strides see replaced", torch.as_strided),
+    _written("diagonal", "a diagonal replaced", torch.diagonal),
+    indexing("scatter_reduce", "elements combined with those at an index",
+             Form("two", _PRIMS, rules.scatter, scatter_reduce), in_place=("two",),
+             kind=Kind.LIBRARY),
+    indexing("index_reduce", "slices combined with others",
+             Form("default", _PRIMS, None, index_reduce), kind=Kind.LIBRARY),
+    indexing("nonzero_static", "places of what is not 0",
+             also("default", rare.nonzero_static, nonzero_static)),
+    indexing("index_select", "chosen slices", also("default", rules.index_select, index_select)),
+    indexing("index_add", "slices added", also("default", usual_cases.index_add, index_add),
+             in_place=("default",)),
+    indexing("index_copy", "slices written", also("default", None, index_copy),
+             in_place=("default",)),
+    indexing("index_fill", "slices filled", also("int_Scalar", rules.like_clone, index_fill_number),
+             also("int_Tensor", rules.like_clone, index_fill_tensor), in_place=("int_Scalar",)),
+    indexing("_index_put_impl", "index_put", also("default", None, index_put_impl),
+             in_place=("default",)),
+    indexing("_unsafe_index_put", "index_put", also("default", rules.like_clone, unsafe_index_put)),
+    indexing("_unsafe_index", "index", also("Tensor", rules.index, unsafe_index)),
+    indexing("_unsafe_masked_index", "index under a mask",
+             also("default", None, unsafe_masked_index)),
+    indexing("_unsafe_masked_index_put_accumulate", "index_put under a mask",
+             also("default", None, unsafe_masked_index_put_accumulate)),
+    indexing("take", "elements by their places", also("default", None, take)),
+    _backward("select", select_backward),
+    _backward("slice", slice_backward),
+    _backward("diagonal", diagonal_backward),
+    _backward("unfold", unfold_backward),
+    indexing("masked_scatter", "elements written under a mask",
+             also("default", None, masked_scatter)),
+)  # fmt: skip
