@@ -131,6 +131,37 @@ def test_a_proxy_made_again_is_the_one_there_is() -> None:
     assert optimize(program, lambda gm, _: gm.forward)(torch.ones(2))[1]
 
 
+def _references_made_twice(x, reference, owner):
+    own = Trainer()
+    first, second, third = weakref.ref(own), weakref.ref(own), weakref.ref(owner)
+    proxies = weakref.proxy(own), weakref.proxy(own)
+    return x + 1, first is second, first is third, proxies[0] is proxies[1], third() is owner
+
+
+def _references_there_were(x, reference, owner):
+    first = weakref.ref(owner)
+    return x + 1, first is reference, reference is first, reference() is owner
+
+
+def _handed_out(x, reference, owner):
+    own = Trainer()
+    return x + 1, weakref.ref(owner), [weakref.ref(own), weakref.ref(own), own]
+
+
+@pytest.mark.parametrize("program", [_references_made_twice, _references_there_were, _handed_out])
+def test_there_is_one_reference_of_an_object(program: Callable[..., Any]) -> None:
+    reference = weakref.ref(OWNER)
+    whole = program is not _references_there_were
+    captured = optimize(program, lambda gm, _: gm.forward, fullgraph=whole)
+    x = torch.ones(2)
+    expected, found = program(x, reference, OWNER), captured(x, reference, OWNER)
+    if program is _handed_out:
+        assert found[1] is reference and found[2][0] is found[2][1]
+        assert found[2][0]() is found[2][2]
+    else:
+        assert repr(found) == repr(expected)
+
+
 def test_compiled_code_keeps_no_target_alive() -> None:
     owner = Trainer()
     model = Model(owner)

@@ -28,9 +28,14 @@ def _new(vm: Interpreter, cls: type, what: str, args: Args, kwargs: Kwargs) -> V
     of = args[0].python_type()
     if not of.__weakrefoffset__ and not isinstance(args[0], TensorValue):
         vm.raise_error(TypeError, f"cannot create weak reference to '{of.__name__}' object")
+    made = vm.session.objects.weak_references
+    known = made.get((id(args[0]), cls))
+    if known is not None:
+        return known
     reference = ObjectValue(cls)
     reference.base_new = cls
     reference.slots["target"] = args[0]
+    made[id(args[0]), cls] = reference
     return reference
 
 
@@ -43,9 +48,6 @@ def proxy_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`weakref.proxy(target)`, without a callback, of an object of the program's."""
     if not args or not isinstance(args[0], ObjectValue):
         raise GraphBreakSignal("a weak proxy of no object of the program's")
-    target = args[0].real
-    if target is not None and any(type(one) in PROXIES for one in weakref.getweakrefs(target)):
-        raise GraphBreakSignal("a weak proxy of what has one already, which Python gives again")
     return _new(vm, PROXIES[callable(args[0].cls)], "proxy", args, kwargs)
 
 

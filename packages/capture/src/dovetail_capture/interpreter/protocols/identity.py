@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import as_python
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
+from dovetail_capture.interpreter.protocols.weak_targets import PROXIES
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
 _MADE_ANEW = (int, float, complex, str, bytes, tuple)
+_WEAK = (weakref.ReferenceType, *PROXIES)  # of an object there is one of each
 _EMPTY = ("", b"", ())
 _SMALLEST, _SMALL = -5, 256  # the numbers of which Python has one object each
 
@@ -29,6 +32,12 @@ def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
     cls = left.python_type()
     if cls is not right.python_type() and LateText in (left.__class__, right.__class__):
         return False
+    if (
+        cls in _WEAK
+        and right.python_type() is cls
+        and (left.source is None) != (right.source is None)
+    ):
+        raise GraphBreakSignal("whether a weak reference made here is one that there was")
     if cls is not right.python_type() or cls not in _MADE_ANEW:
         return is_same(vm, left, right)
     if isinstance(left, Constant) and isinstance(right, Constant):

@@ -36,6 +36,9 @@ class ObjectLedger:
         # ids of classes, and of parts of classes, made for this capture only -> the step they were
         # made in (see `library.local_classes`); `keep_alive` holds them
         self.stand_ins: dict[int, int] = {}
+        # Weak references and proxies made in the frame, by the id of their target's value: Python
+        # makes one of each kind
+        self.weak_references: dict[tuple[int, type], Value] = {}
         # Of such classes, those that a call with constants makes anew where the frame returns them
         self.class_recipes: dict[int, CallFunction] = {}
 
