@@ -9,11 +9,11 @@ import torch
 
 from dovetail_inductor.codegen_cpp import scans
 from dovetail_inductor.codegen_cpp.shape import KernelShape
-from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, index_text, literal
+from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, combination, index_text, literal
 from dovetail_inductor.codegen_cpp.writer import Name, Writer
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import LoopNest
-from dovetail_inductor.loop_ir.ops import neutral_element
+from dovetail_inductor.loop_ir.reduction import SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.loops import position_index
 
@@ -21,21 +21,15 @@ from dovetail_inductor.scheduler.loops import position_index
 # (cascade summation: a chain of all terms would have an error that grows with their number).
 CASCADE = 64
 
-_UPDATES = {
-    "sum": "{a} = {a} + {x};",
-    "prod": "{a} = {a} * {x};",
-    "max": "{a} = vmax({a}, {x});",
-    "min": "{a} = vmin({a}, {x});",
-    "any": "{a} = {a} | {x};",
-    "all": "{a} = {a} & {x};",
-    "xor": "{a} = {a} ^ {x};",
-}
 
-
-def identity(reduction: str, dtype: torch.dtype) -> str:
+def identity(reduction: Reduction, dtype: torch.dtype) -> str:
     """The value a reduction begins with."""
-    kept = torch.bool if reduction in ("any", "all") else dtype
-    return literal(neutral_element(reduction, kept), kept)
+    return literal(reduction.identity(dtype), dtype)
+
+
+def _update(reduction: Reduction, a: str, x: str) -> str:
+    """The statement by which a value joins an accumulator."""
+    return f"{a} = {combination(reduction.combine, a, x)};"
 
 
 class Accumulators:
@@ -107,10 +101,10 @@ class Accumulators:
         assert nest.reduction is not None
         dtype = nest.body.dtype
         start = identity(nest.reduction, dtype)
-        position = nest.reduction in ("argmax", "argmin")
+        position = nest.with_index
         if self.shape.by_row:
             self.array(name, dtype, start)
-            if nest.reduction == "sum" and dtype is torch.float32:
+            if nest.reduction.accumulates_error(dtype):
                 self._declare_cascade(name, dtype, start)
             if position:
                 at, start = self._position(nest), f"({ARITHMETIC[self._position(nest)]})0"
@@ -166,7 +160,7 @@ class Accumulators:
         return lines
 
     def _fold(self, level: int) -> list[str]:
-        zero = f"bc<{self.shape.lanes}>({identity('sum', torch.float32)})"
+        zero = f"bc<{self.shape.lanes}>({identity(SUM, torch.float32)})"
         lines = []
         for name in self._cascades:
             into, below = f"{name}_{level}[u]", f"{name}{'' if level == 1 else '_1'}[u]"
@@ -187,7 +181,8 @@ class Accumulators:
         """True for a sum that is kept in float64: one accumulator takes all elements of a row, so
         that its rounding errors would grow with the row, which those of a vector's lanes share."""
         alone = self.shape.vector is None and not self.shape.by_row
-        return alone and nest.reduction == "sum" and nest.body.dtype is torch.float32
+        reduction = nest.reduction
+        return alone and reduction is not None and reduction.accumulates_error(nest.body.dtype)
 
     def update(self, nest: LoopNest, value: Name) -> None:
         """One more element (or vector of them) of a reduction."""
@@ -201,18 +196,19 @@ class Accumulators:
             name = f"{name}[u]"
         text = value.text if self.shape.vector is None else w.as_vector(value)
         guard = w.tail and not self.shape.by_row
-        if nest.reduction in ("argmax", "argmin"):
+        if nest.with_index:
             self._update_position(nest, text, name, at, guard)
             return
         if guard:
             start = identity(nest.reduction, nest.body.dtype)
             n = self.shape.lanes
             text = f"sel(first_lanes<{n}>(n), {text}, bc<{n}>({start}))"
-        w.line(_UPDATES[nest.reduction].format(a=name, x=text))
+        w.line(_update(nest.reduction, name, text))
 
     def _update_position(self, nest: LoopNest, text: str, name: str, at: str, guard: bool) -> None:
         w = self.writer
-        biggest = "true" if nest.reduction == "argmax" else "false"
+        assert nest.reduction is not None
+        biggest = "true" if nest.reduction.finds_largest else "false"
         index = position_index(nest)
         best = name.partition("[")[0]
         w.line(f"const auto x_{best} = {text};")
@@ -238,7 +234,7 @@ class Accumulators:
 
     def keep_positions(self, nest: LoopNest) -> None:
         """After a pass over a block of rows: of `argmax` and `argmin` the positions are kept."""
-        if nest.reduction not in ("argmax", "argmin"):
+        if not nest.with_index:
             return
         at = f"{self.names[nest.buffer]}_at"
         self.names[nest.buffer] = at
@@ -260,16 +256,16 @@ class Accumulators:
         name = self.names[nest.buffer]
         assert nest.reduction is not None
         if self.shape.vector is None:
-            text = f"{name}_at" if nest.reduction in ("argmax", "argmin") else name
+            text = f"{name}_at" if nest.with_index else name
             text = f"(float){text}" if self._is_wide(nest) else text
-        elif nest.reduction in ("argmax", "argmin"):
-            biggest = "true" if nest.reduction == "argmax" else "false"
+        elif nest.with_index:
+            biggest = "true" if nest.reduction.finds_largest else "false"
             text = f"hposition<{biggest}>({name}, {name}_at)"
         else:
             text = f"h{nest.reduction}({name})"
         result = f"result{name}"
         if self.shape.unroll > 1:
-            update = _UPDATES[nest.reduction].format(a=f"{name}[0]", x=f"{name}[u]")
+            update = _update(nest.reduction, f"{name}[0]", f"{name}[u]")
             w.line(f"for (int u = 1; u < {self.shape.unroll}; ++u) {update}")
             text = f"h{nest.reduction}({name}[0])"
         w.line(f"const auto {result} = {text};")

@@ -60,7 +60,7 @@ def segments_of(builder: Builder, kernel: FusedKernel, v: Var) -> tuple[Segment,
     """The segments of the loop over `v`; none where there would be too many or too short ones, or
     the kernel has a form that takes its loops whole."""
     if is_symbolic(v.size) or any(
-        nest.scatter is not None or nest.scan is not None or nest.reduction in ("argmax", "argmin")
+        nest.scatter is not None or nest.scan is not None or nest.with_index
         for nest in kernel.nests
     ):
         return ()

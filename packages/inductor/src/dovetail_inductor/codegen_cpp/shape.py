@@ -199,7 +199,7 @@ def _reduces_cheaply(kernel: FusedKernel, vector: Var) -> bool:
     return (
         bool(reductions)
         and hint_of(vector.size) >= 64
-        and all(n.reduction not in ("argmax", "argmin") for n in reductions)
+        and all(not n.with_index for n in reductions)
         and min(_cost_along(n, vector) for n in reductions) <= 6
     )
 
@@ -274,7 +274,9 @@ def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel, wanted: int) ->
 def _single_pass(kernel: FusedKernel) -> bool:
     """True if all that goes over the columns can be done in one pass."""
     phases = kernel.phases()
-    passing = {phases[n.buffer] for n in kernel.nests if n.reduction or kernel.is_full(n)}
+    passing = {
+        phases[n.buffer] for n in kernel.nests if n.reduction is not None or kernel.is_full(n)
+    }
     return len(passing) <= 1
 
 

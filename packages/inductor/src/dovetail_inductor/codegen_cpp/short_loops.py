@@ -20,7 +20,6 @@ from dovetail_inductor.loop_ir.expr import (
 )
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import LoopNest
-from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 
@@ -57,11 +56,11 @@ def short_loops(builder: Builder, kernel: FusedKernel) -> ShortLoops:
 def _condition(nest: LoopNest) -> Expr | None:
     """Where a reduction's elements are more than what it begins with."""
     body = nest.body
-    if nest.reduction is None or nest.reduction in ("argmax", "argmin"):
+    if nest.reduction is None or nest.with_index:
         return None
     if not isinstance(body, Apply) or body.op != "where" or not isinstance(body.args[2], Constant):
         return None
-    neutral = neutral_element(nest.reduction, body.dtype)
+    neutral = nest.reduction.identity(body.dtype)
     return body.args[0] if body.args[2].value == neutral else None
 
 

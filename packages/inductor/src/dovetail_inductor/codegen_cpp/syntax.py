@@ -83,6 +83,13 @@ _CALLS = {
     "round_bf16": "round_bf16",
 }  # fmt: skip
 
+
+def combination(op: str, a: str, b: str) -> str:
+    """Two partial results of a reduction as one."""
+    sign = (_INFIX | _BITS).get(op)
+    return f"{a} {sign} {b}" if sign else f"{_CALLS[op]}({a}, {b})"
+
+
 # Integer division traps on zero, which the lanes beyond a loop's end may hold.
 SCALAR_ONLY_ON_INTEGERS = ("truncdiv", "floordiv", "remainder", "fmod")
 

@@ -18,7 +18,7 @@ from dovetail_inductor.codegen_triton.reductions import (
 from dovetail_inductor.codegen_triton.tiling import Tiling
 from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.loops import LoopNest, Scan
-from dovetail_inductor.loop_ir.ops import neutral_element
+from dovetail_inductor.loop_ir.reduction import MAX, MIN
 from dovetail_inductor.scheduler.loops import position_index
 
 
@@ -53,7 +53,7 @@ class Accumulators:
         """A reduction of nothing."""
         value = self.lines.define(self._neutral(nest), "acc")
         position = None
-        if nest.reduction in ("argmax", "argmin"):
+        if nest.with_index:
             kind = "tl.int64" if self.wide else "tl.int32"
             position = self.lines.define(
                 f"tl.full({self.tiling.accumulator_shape}, {self._far}, {kind})", "pos"
@@ -67,7 +67,7 @@ class Accumulators:
         if axis.masked:
             neutral = self._neutral(nest, literal_only=True)
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
-        position = self._places(nest) if nest.reduction in ("argmax", "argmin") else None
+        position = self._places(nest) if nest.with_index else None
         return Accumulator(nest, value, position)
 
     def _counts_columns(self, nest: LoopNest) -> bool:
@@ -86,8 +86,9 @@ class Accumulators:
         acc, nest = accumulator.value, accumulator.nest
         dtype = nest.body.dtype
         value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
+        assert nest.reduction is not None
         if accumulator.position is not None:
-            better = f"({value} {'>' if nest.reduction == 'argmax' else '<'} {acc})"
+            better = f"({value} {'>' if nest.reduction.finds_largest else '<'} {acc})"
             if dtype.is_floating_point:
                 better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
             places = self._places(nest)
@@ -108,7 +109,6 @@ class Accumulators:
             return
         if self.tiling.folds > 1:
             value = self._folded(nest, value)
-        assert nest.reduction is not None
         both = combined(nest.reduction, acc, value, dtype, self.use)
         if axis.masked and self.tiling.folds == 1:
             both = f"tl.where({axis.mask}, {both}, {acc})"
@@ -136,8 +136,9 @@ class Accumulators:
         dtype = nest.body.dtype
         along = len(self.tiling.axes) - 1
         spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
+        assert nest.reduction is not None
         if accumulator.position is not None:
-            kind = "max" if nest.reduction == "argmax" else "min"
+            kind = MAX if nest.reduction.finds_largest else MIN
             best = self.lines.define(reduced(kind, acc, dtype, along, self.use) + spread)
             is_best = f"({acc} == {best})"
             if dtype.is_floating_point:
@@ -155,6 +156,7 @@ class Accumulators:
             neutral = self._neutral(nest, literal_only=True)
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
         dtype = nest.body.dtype
+        assert nest.reduction is not None
         return self.lines.define(reduced(nest.reduction, value, dtype, 0, self.use) + "[None, :]")
 
     def _block_shape(self) -> str:
@@ -163,7 +165,7 @@ class Accumulators:
     def _neutral(self, nest: LoopNest, literal_only: bool = False) -> str:
         dtype = nest.body.dtype
         assert nest.reduction is not None
-        value = neutral_element(nest.reduction, dtype)
+        value = nest.reduction.identity(dtype)
         if literal_only:
             return literal(value, dtype, len(self.tiling.axes))
         one = literal(value, dtype, len(self.tiling.axes))

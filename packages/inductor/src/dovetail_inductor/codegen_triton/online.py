@@ -17,7 +17,7 @@ def online_softmax(kernel: FusedKernel) -> dict[str, str]:
         body = nest.body
         if isinstance(body, Load) and body.buffer in by_buffer:
             body = by_buffer[body.buffer].body
-        if nest.reduction != "sum" or not isinstance(body, Apply) or body.op != "exp":
+        if not nest.is_sum or not isinstance(body, Apply) or body.op != "exp":
             continue
         (shifted,) = body.args
         if not isinstance(shifted, Apply) or shifted.op != "sub":
@@ -26,6 +26,6 @@ def online_softmax(kernel: FusedKernel) -> dict[str, str]:
         if not isinstance(subtracted, Load) or x.dtype != torch.float32:
             continue
         maximum = by_buffer.get(subtracted.buffer)
-        if maximum is not None and maximum.reduction == "max" and maximum.body.uid == x.uid:
+        if maximum is not None and maximum.is_maximum and maximum.body.uid == x.uid:
             found[nest.buffer] = maximum.buffer
     return found

@@ -49,7 +49,7 @@ def computed(
 
 def factors_of_sum(kernel: FusedKernel, nest: LoopNest) -> tuple[Expr, ...] | None:
     """The two factors of the products of floats that a nest adds up, if that is what it does."""
-    if nest.reduction != "sum" or not nest.body.dtype.is_floating_point:
+    if not nest.is_sum or not nest.body.dtype.is_floating_point:
         return None
     own = {n.buffer: n for n in kernel.nests if kernel.is_full(n) and n.scan is None}
     body = nest.body

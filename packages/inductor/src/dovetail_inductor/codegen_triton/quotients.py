@@ -73,7 +73,7 @@ def _needed(
 ) -> int:
     """What must be right of a nest's values, if `read` must be of its results where the kernel
     itself reads them."""
-    if nest.reduction == "sum" and of_halves:
+    if nest.is_sum and of_halves:
         return _EXACT if read >= _ZERO else _SIZE  # its own rounding is as large
     if nest.reduction is not None or nest.scan is not None or nest.scatter is not None:
         return _EXACT

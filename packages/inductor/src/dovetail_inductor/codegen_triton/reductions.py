@@ -9,31 +9,32 @@ import torch
 
 from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
 from dovetail_inductor.loop_ir.loops import ScanKind
-from dovetail_inductor.loop_ir.ops import COMBINING
+from dovetail_inductor.loop_ir.reduction import Reduction
+
+# Triton's own reductions, by the op that combines two partial results, and the helpers for floats
+# where those lose a NaN or there are none.
+_OWN = {"add": "tl.sum", "maximum": "tl.max", "minimum": "tl.min", "bitwise_xor": "tl.xor_sum"}
+_FLOAT_HELPERS = {"mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min"}
 
 
-def combined(reduction: str, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]) -> str:
+def combined(
+    reduction: Reduction, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]
+) -> str:
     """Two partial results as one, element by element. `use` is told what helper the text calls."""
-    return emit_op(COMBINING[reduction], [a, b], dtype, dtype, use)
+    return emit_op(reduction.combine, [a, b], dtype, dtype, use)
 
 
 def reduced(
-    reduction: str | None, value: str, dtype: torch.dtype, along: int, use: Callable[[str], None]
+    reduction: Reduction, value: str, dtype: torch.dtype, along: int, use: Callable[[str], None]
 ) -> str:
     """A block reduced along a dimension, which the result does not have."""
-    if reduction == "sum":
-        return _own_type(f"tl.sum({value}, {along})", dtype)
-    if reduction in ("any", "all") or dtype is torch.bool:
-        kind = "max" if reduction in ("any", "max") else "min"
+    if dtype is torch.bool and not reduction.is_sum:
+        kind = "max" if reduction.is_true_if_any else "min"
         return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
-    if reduction == "xor":
-        return f"tl.xor_sum({value}, {along})"
-    if reduction == "prod":
-        use("dv_mul")
-        return f"tl.reduce({value}, {along}, dv_mul)"
-    if not dtype.is_floating_point:
-        return _own_type(f"tl.{reduction}({value}, {along})", dtype)
-    name = "dv_max" if reduction == "max" else "dv_min"
+    own = _OWN.get(reduction.combine)
+    if own is not None and not (dtype.is_floating_point and reduction.combine in _FLOAT_HELPERS):
+        return _own_type(f"{own}({value}, {along})", dtype)
+    name = _FLOAT_HELPERS[reduction.combine]
     use(name)
     return f"tl.reduce({value}, {along}, {name})"
 

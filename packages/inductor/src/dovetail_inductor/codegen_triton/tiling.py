@@ -104,10 +104,6 @@ class Tiling:
         return prod(a.blocks for a in self.grid_axes)
 
 
-# Reductions that a folded block can be reduced by.
-_FOLDING = {None, "sum", "max"}
-
-
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -325,7 +321,11 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
     scans = any(n.scan is not None for n in kernel.nests)
-    if online_softmax(kernel) and not scans and {n.reduction for n in kernel.nests} <= _FOLDING:
+    if (
+        online_softmax(kernel)
+        and not scans
+        and all(n.reduction is None or n.is_sum or n.is_maximum for n in kernel.nests)
+    ):
         folding = _folding(kernel, weight, buffers)
         if folding is not None:
             return folding
@@ -342,7 +342,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
 def _in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:
     """The kernel with the loop of columns last along which most is contiguous, if at least half
     is."""
-    counted = any(n.scan is not None or n.reduction in ("argmax", "argmin") for n in kernel.nests)
+    counted = any(n.scan is not None or n.with_index for n in kernel.nests)
     heavy = sorted((v for v in kernel.columns if weight.get(v)), key=lambda v: -weight[v])
     if counted or not heavy or kernel.columns[-1] is heavy[0]:
         return kernel

@@ -15,6 +15,7 @@ from dovetail_inductor.loop_ir.attention import AttentionLoops
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.reduction import Reduction
 from dovetail_inductor.loop_ir.sizes import FloatSize, any_symbolic, hint_of
 
 # The dtype of a complex number's parts.
@@ -147,13 +148,28 @@ class LoopNest:
     buffer: str
     vars: tuple[Var, ...]
     reduce_vars: tuple[Var, ...]
-    reduction: str | None
+    reduction: Reduction | None
     body: Expr
     index: Index
     origin: str  # the FX node it was made for
     after: frozenset[str] = frozenset()  # buffers that sizes in it are read from
     scatter: Scatter | None = None
     scan: Scan | None = None
+
+    @property
+    def with_index(self) -> bool:
+        """Whether its results are positions of elements."""
+        return self.reduction is not None and self.reduction.with_index
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it adds up its elements."""
+        return self.reduction is not None and self.reduction.is_sum
+
+    @property
+    def is_maximum(self) -> bool:
+        """Whether it gives the largest of its elements."""
+        return self.reduction is not None and self.reduction.finds_largest and not self.with_index
 
     @property
     def rows(self) -> tuple[Var, ...]:

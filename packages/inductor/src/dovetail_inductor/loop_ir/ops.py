@@ -26,12 +26,6 @@ class ScalarOp:
     cost: int = 1
 
 
-# The op that makes one of two partial results of a reduction or a scan.
-COMBINING = {
-    "sum": "add", "prod": "mul", "any": "bitwise_or", "all": "bitwise_and", "xor": "bitwise_xor",
-    "max": "maximum", "min": "minimum",
-}  # fmt: skip
-
 # The op that rounds a float32 to the numbers of a half type.
 ROUNDING = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
 
@@ -74,26 +68,6 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     # the argument, if its `IndexCheck` holds, else the kernel raises
     "check_index": ScalarOp(1),
 }
-
-
-def neutral_element(reduction: str, dtype: torch.dtype) -> float | int | bool:
-    """The element of a type that leaves a reduction as it is.
-
-    A reduction is a sum, prod, max, min, any, all, xor, or argmax or argmin: these two give the
-    int64 position of the first extreme element along the flattened reduction variables (NaN is
-    extreme in both).
-    """
-    if reduction in ("sum", "any", "xor"):
-        return False if dtype is torch.bool else 0
-    if reduction in ("prod", "all"):
-        return True if dtype is torch.bool else 1
-    lowest = reduction in ("max", "argmax")
-    if dtype is torch.bool:
-        return not lowest
-    if dtype.is_floating_point:
-        return float("-inf") if lowest else float("inf")
-    limits = torch.iinfo(dtype)
-    return int(limits.min if lowest else limits.max)
 
 
 # What loops read and write. Values of other dtypes (complex numbers, 8-bit floats, the wide

@@ -12,6 +12,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.loops import same_strides
 from dovetail_inductor.loop_ir.ops import STORED_DTYPES, arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import SUM
 from dovetail_inductor.lowering.externs import extern_call
 from dovetail_inductor.lowering.pointwise import pointwise
 from dovetail_inductor.lowering.reductions import reduce_into
@@ -123,7 +124,7 @@ def gradients_and_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> 
         others = list(made[:2])
     value = value_like(of_bias, node.name)
     dims = tuple(d for d in range(len(gradient.shape)) if d != 1)
-    reduce_into(ctx, value, gradient, dims, "sum", lambda indices: ctx.load(gradient, indices))
+    reduce_into(ctx, value, gradient, dims, SUM, lambda indices: ctx.load(gradient, indices))
     return (*others, value)
 
 

@@ -13,7 +13,19 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue
 from dovetail_inductor.loop_ir.index import Index, Var, variable
-from dovetail_inductor.loop_ir.ops import COMBINING, arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import (
+    ALL,
+    ANY,
+    ARGMAX,
+    ARGMIN,
+    MAX,
+    MIN,
+    PROD,
+    SUM,
+    XOR,
+    Reduction,
+)
 from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.lowering.layouts import in_order_of
 from dovetail_inductor.lowering.pointwise import Rule
@@ -49,7 +61,7 @@ def reduce_into(
     value: Value,
     source: Value,
     dims: tuple[int, ...],
-    reduction: str,
+    reduction: Reduction,
     element: Callable[[Indices], Expr],
 ) -> None:
     """Compute `value` (shaped like `source` with `dims` of size 1 or dropped) by a reduction.
@@ -66,7 +78,7 @@ def reduce_into(
         at[d] = variable(variables[d if keepdim else position])
     body = element(tuple(at[d] for d in range(len(source.shape))))
     buffer = ctx.new_buffer(value)
-    chosen = _chosen(ctx.builder, body, reduce_variables) if reduction == "sum" else None
+    chosen = _chosen(ctx.builder, body, reduce_variables) if reduction.is_sum else None
     if chosen is not None:
         ctx.write(value, buffer, variables, (), None, chosen)
     else:
@@ -107,7 +119,7 @@ def _chosen(builder: Builder, body: Expr, along: tuple[Var, ...]) -> Expr | None
     return builder.apply("add", [builder.apply("where", [there, number, nothing]), nothing])
 
 
-def _simple(reduction: str) -> Rule:
+def _simple(reduction: Reduction) -> Rule:
     """sum, prod, amax, amin: the element in the type in which it accumulates."""
 
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
@@ -115,9 +127,7 @@ def _simple(reduction: str) -> Rule:
         value = value_like(tensor_of(node), node.name)
         dims = normal_dims(args[1] if len(args) > 1 else None, len(source.shape))
         accumulate = arithmetic_dtype(value.dtype)
-        kind = reduction
-        if value.dtype is torch.bool:
-            kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}[reduction]
+        kind = reduction.on(value.dtype)
 
         def element(indices: Indices, mask: Expr | None = None) -> Expr:
             expr = ctx.load(source, indices, mask)
@@ -125,8 +135,8 @@ def _simple(reduction: str) -> Rule:
                 expr = cast(ctx, expr, kwargs["dtype"])
             return ctx.builder.apply("cast", [expr], accumulate)
 
-        if _few_terms(ctx, source, dims) and kind in COMBINING:
-            value.loader = _term_by_term(ctx, value, source, dims, COMBINING[kind], element)
+        if _few_terms(ctx, source, dims):
+            value.loader = _term_by_term(ctx, value, source, dims, kind.combine, element)
         else:
             reduce_into(ctx, value, source, dims, kind, element)
         return value
@@ -169,7 +179,7 @@ def _term_by_term(
     return load
 
 
-def _truth(reduction: str) -> Rule:
+def _truth(reduction: Reduction) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
         source: Value = args[0]
         value = value_like(tensor_of(node), node.name)
@@ -209,11 +219,11 @@ def _hash(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, An
         expr = b.apply("cast", [cast(ctx, expr, source.dtype)], torch.float64)
         return b.apply("to_bits", [expr], torch.int64)
 
-    reduce_into(ctx, value, source, dims, "xor", element)
+    reduce_into(ctx, value, source, dims, XOR, element)
     return make_view(ctx, node, value, None, lambda stored: stored)
 
 
-def _position(reduction: str) -> Rule:
+def _position(reduction: Reduction) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
         source: Value = args[0]
         value = value_like(tensor_of(node), node.name)
@@ -262,7 +272,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
         value = Value(
             kept, in_order_of(source.stride, kept), arithmetic, source.device, f"{node.name}_{name}"
         )
-        reduce_into(ctx, value, source, dims, "sum", element)
+        reduce_into(ctx, value, source, dims, SUM, element)
         return value
 
     def divided(total: Value, by: Expr) -> Callable[[Indices, Expr | None], Expr]:
@@ -308,18 +318,18 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
 
 
 RULES: dict[str, Rule] = {
-    "sum.dim_IntList": _simple("sum"),
-    "prod.dim_int": _simple("prod"),
-    "amax.default": _simple("max"),
-    "amin.default": _simple("min"),
-    "argmax.default": _position("argmax"),
-    "argmin.default": _position("argmin"),
-    "any.dims": _truth("any"),
-    "any.dim": _truth("any"),
-    "any.default": _truth("any"),
-    "all.dims": _truth("all"),
-    "all.dim": _truth("all"),
-    "all.default": _truth("all"),
+    "sum.dim_IntList": _simple(SUM),
+    "prod.dim_int": _simple(PROD),
+    "amax.default": _simple(MAX),
+    "amin.default": _simple(MIN),
+    "argmax.default": _position(ARGMAX),
+    "argmin.default": _position(ARGMIN),
+    "any.dims": _truth(ANY),
+    "any.dim": _truth(ANY),
+    "any.default": _truth(ANY),
+    "all.dims": _truth(ALL),
+    "all.dim": _truth(ALL),
+    "all.default": _truth(ALL),
     "var_mean.correction": _var_mean,
     "hash_tensor.default": _hash,
 }

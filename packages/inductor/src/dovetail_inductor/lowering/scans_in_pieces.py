@@ -14,7 +14,8 @@ import torch
 from dovetail_inductor.loop_ir.expr import Expr, mask_loads
 from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.loops import Scan, ScanKind
-from dovetail_inductor.loop_ir.ops import COMBINING, arithmetic_dtype
+from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import MAX, REDUCTIONS, SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.lowering.indexing import both, in_range
 from dovetail_inductor.lowering.running_totals import scan_along, totals_dtype
@@ -104,7 +105,7 @@ def _joined(ctx: Context, kind: ScanKind, x: Expr, y: Expr) -> Expr:
     """Two totals as one."""
     b = ctx.builder
     if kind != "logsumexp":
-        return b.apply(COMBINING[kind], [x, y])
+        return b.apply(REDUCTIONS[kind].combine, [x, y])
     top = b.apply("maximum", [x, y])
     gap = b.apply("sub", [b.apply("minimum", [x, y]), top])
     sum_ = b.apply("add", [top, b.apply("log1p", [b.apply("exp", [gap])])])
@@ -123,7 +124,7 @@ def _totals(
     """The total of `length` elements each."""
     b = ctx.builder
 
-    def reduced(name: str, how: str, body: Callable[[Indices, Index], Expr]) -> Value:
+    def reduced(name: str, how: Reduction, body: Callable[[Indices, Index], Expr]) -> Value:
         value = _value(like, name, shape, dtype)
         variables, indices = ctx.loop_indices(shape)
         r = Var(len(variables), length)
@@ -132,9 +133,9 @@ def _totals(
         return value
 
     if kind != "logsumexp":
-        return reduced("totals", kind, element)
+        return reduced("totals", REDUCTIONS[kind], element)
     # log(sum(exp(x))), from the largest of them
-    largest = reduced("largest", "max", element)
+    largest = reduced("largest", MAX, element)
 
     def finite(indices: Indices) -> tuple[Expr, Expr]:
         top = ctx.load(largest, indices)
@@ -144,7 +145,7 @@ def _totals(
     def share(indices: Indices, r: Index) -> Expr:
         return b.apply("exp", [b.apply("sub", [element(indices, r), finite(indices)[0]])])
 
-    shares = reduced("shares", "sum", share)
+    shares = reduced("shares", SUM, share)
 
     def logarithm(indices: Indices, mask: Expr | None) -> Expr:
         top, infinite = finite(indices)

@@ -26,6 +26,7 @@ from dovetail_inductor.loop_ir.handlers import Counter, count
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Scan, Strided
 from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import Reduction
 from dovetail_inductor.loop_ir.sizes import (
     FloatSize,
     UnknownOrder,
@@ -279,7 +280,7 @@ class Context:
         buffer: Buffer,
         variables: tuple[Var, ...],
         reduce_variables: tuple[Var, ...],
-        reduction: str | None,
+        reduction: Reduction | None,
         body: Expr,
         scan: Scan | None = None,
     ) -> Strided:
@@ -292,7 +293,7 @@ class Context:
         )
         reduce_variables = tuple(v for v in reduce_variables if v.size != 1)
         if reduction is not None and not reduce_variables:  # one element: nothing to reduce
-            if reduction in ("argmax", "argmin"):
+            if reduction.with_index:
                 body = self.builder.constant(0, torch.int64)
             reduction = None
         self.nodes.append(

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopGraph, LoopNest, Node, Strided
-from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.scheduler import loops
 
@@ -35,10 +34,10 @@ def _of_nothing(builder: Builder, nest: LoopNest) -> LoopNest:
     """The nest, or what it writes if it reduces no element."""
     if all(v.size != 0 for v in nest.reduce_vars) or nest.reduction is None:
         return nest
-    if nest.reduction in ("argmax", "argmin"):
+    if nest.with_index:
         raise ValueError(f"{nest.reduction} of no element")
     dtype = nest.body.dtype
-    body = builder.constant(neutral_element(nest.reduction, dtype), dtype)
+    body = builder.constant(nest.reduction.identity(dtype), dtype)
     return replace(nest, reduce_vars=(), reduction=None, body=body)
 
 
@@ -59,8 +58,7 @@ def sort_reductions(graph: LoopGraph) -> LoopGraph:
 
 
 def _sorted(nest: LoopNest) -> LoopNest:
-    positions = nest.reduction in ("argmax", "argmin")  # which count the elements in their order
-    if nest.reduction is None or positions or len(nest.reduce_vars) < 2:
+    if nest.reduction is None or nest.reduction.in_order or len(nest.reduce_vars) < 2:
         return nest
     loads = list(nest.loads)
     apart = {

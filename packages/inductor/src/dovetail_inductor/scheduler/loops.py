@@ -57,7 +57,7 @@ def position_index(nest: LoopNest) -> Index:
 def all_indices(nest: LoopNest) -> list[Index]:
     """Every index that the nest computes with: addresses and index values."""
     found = [nest.index]
-    if nest.reduction in ("argmax", "argmin"):
+    if nest.with_index:
         found.append(position_index(nest))
     for node in walk(nest.values):
         if isinstance(node, Load | IndexValue):

@@ -121,7 +121,7 @@ def turned(builder: Builder, group: Group, towards: Index, access: Index) -> Gro
 
 def _in_order(nest: LoopNest) -> bool:
     """True if it makes a difference in which order the columns are counted."""
-    return nest.scan is not None or nest.reduction in ("argmax", "argmin")
+    return nest.scan is not None or (nest.reduction is not None and nest.reduction.in_order)
 
 
 def columns_in_order(nests: Sequence[LoopNest], columns: tuple[Var, ...]) -> tuple[Var, ...] | None:

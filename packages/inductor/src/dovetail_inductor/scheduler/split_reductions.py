@@ -19,7 +19,6 @@ import torch
 from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, mask_loads
 from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
-from dovetail_inductor.loop_ir.ops import neutral_element
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
 
@@ -115,7 +114,7 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
             continue
         pieces = _two_stages(graph.builder, node, cut, buffers)
         nodes += _about_own_means(graph.builder, cut, sums, *pieces) or pieces
-        if node.reduction == "sum":
+        if node.is_sum:
             sums.setdefault(cut.whole.body, cut)
     return replace(graph, nodes=tuple(nodes), buffers=buffers)
 
@@ -150,7 +149,7 @@ def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> _Cut | No
 
 
 def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
-    if nest.reduction is None or nest.reduction in ("argmax", "argmin"):
+    if nest.reduction is None or not nest.reduction.can_split:
         return False
     if nest.is_symbolic:
         return False  # the pieces' sizes would have to be known
@@ -162,7 +161,7 @@ def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
 
 def _short_loop(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer]) -> Var | None:
     """A short loop to be cut off whole, if there is one."""
-    if nest.reduction != "sum" or nest.is_symbolic or not rule.short:
+    if not nest.is_sum or nest.is_symbolic or not rule.short:
         return None
     if nest.iterations <= nest.points * rule.most_held or nest.iterations < rule.elements:
         return None
@@ -188,7 +187,7 @@ def _read_twice(graph: LoopGraph) -> set[Expr]:
 
 def _exceeds_cache(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer]) -> bool:
     """True if the second time the elements of a sum are read, they are not in the cache."""
-    if nest.reduction != "sum" or nest.is_symbolic or rule.kept is None:
+    if not nest.is_sum or nest.is_symbolic or rule.kept is None:
         return False
     across = contiguous_in_rows(nest)
     elements = nest.iterations // max(nest.points, 1)
@@ -296,7 +295,7 @@ def _cut_unevenly(
     whole = replace_vars(builder, nest, pieces, indices)
     inside = builder.apply("lt", [builder.index_value(at), builder.constant(v.size, torch.int64)])
     body = mask_loads(builder, whole.body, inside)
-    neutral = builder.constant(neutral_element(nest.reduction, body.dtype), body.dtype)
+    neutral = builder.constant(nest.reduction.identity(body.dtype), body.dtype)
     whole = replace(whole, body=builder.apply("where", [inside, body, neutral]))
     rest = tuple(w for w in whole.reduce_vars if w is not big and w != big)
     return _Cut(whole, (big,), rest, even=False)
@@ -353,7 +352,7 @@ def _about_own_means(
 def _distance(nest: LoopNest) -> tuple[Expr, Expr] | None:
     """The x and the mean of a reduction of `(x - mean) ** 2`, if the mean is one of each result."""
     body = nest.body
-    if nest.reduction != "sum" or not (isinstance(body, Apply) and body.op == "mul"):
+    if not nest.is_sum or not (isinstance(body, Apply) and body.op == "mul"):
         return None
     distance, again = body.args
     if distance is not again or not (isinstance(distance, Apply) and distance.op == "sub"):

@@ -24,7 +24,6 @@ from dovetail_inductor.loop_ir.expr import (
 )
 from dovetail_inductor.loop_ir.index import Index, Var, constant, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.ops import COMBINING
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
@@ -98,7 +97,11 @@ def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
         if nest.scatter is not None:
             return False
         if var in nest.reduce_vars:
-            if nest.reduction not in COMBINING or not nest.body.dtype.is_floating_point:
+            if (
+                nest.reduction is None
+                or not nest.reduction.can_split
+                or not nest.body.dtype.is_floating_point
+            ):
                 return False
         elif var in nest.vars:
             read = any(nest.buffer in other.reads() for other in kernel.nests)
@@ -140,10 +143,10 @@ def _cut(
     nests: list[LoopNest] = []
     for nest in kernel.nests:
         shorter = _with(nest.vars, var, turns)
-        if var in nest.reduce_vars:
+        if nest.reduction is not None and var in nest.reduce_vars:
             body = placed(nest.body, 0)
             for k in range(1, len(places)):
-                body = builder.apply(COMBINING[nest.reduction or ""], [body, placed(nest.body, k)])
+                body = builder.apply(nest.reduction.combine, [body, placed(nest.body, k)])
             columns = _with(nest.reduce_vars, var, turns)
             nests.append(replace(nest, reduce_vars=columns, body=body))
         elif var in nest.vars:

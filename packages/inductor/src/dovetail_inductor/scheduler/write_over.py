@@ -22,7 +22,7 @@ def _dies_under(
     found: dict[str, str] = {}
     if not isinstance(kernel, FusedKernel):
         return found
-    reduces = any(n.reduction for n in kernel.nests)
+    reduces = any(n.reduction is not None for n in kernel.nests)
     for nest in kernel.nests:
         if nest.buffer not in targets:
             continue
@@ -46,7 +46,7 @@ def _dies_under(
 def is_read_only_where_written(kernel: FusedKernel, nest: LoopNest, name: str) -> bool:
     """Whether a kernel reads the buffer `name` only at the points that `nest` writes, for the value
     that it writes there: then no compiler can put the write before the read."""
-    if any(n.reduction for n in kernel.nests):
+    if any(n.reduction is not None for n in kernel.nests):
         return False
     used = _needed_by(nest, kernel)
     readers = [n for n in kernel.nests if name in n.reads()]

@@ -15,6 +15,7 @@ from torch import fx
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import constant
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import MAX, MIN
 from dovetail_inductor.lowering.indexing import both, masked_load
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.pooling.windows import (
@@ -143,9 +144,9 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
         index.loader = lambda indices, mask: windows.largest_and_number(indices, mask)[1]
     else:
         ctx.realize(source)
-        reduced(ctx, value, windows.counts, "max", windows.candidate)
+        reduced(ctx, value, windows.counts, MAX, windows.candidate)
         signed = Value(index.shape, index.stride, index.dtype, index.device, index.origin)
-        reduced(ctx, signed, windows.counts, "min", partial(windows.hit, value))
+        reduced(ctx, signed, windows.counts, MIN, partial(windows.hit, value))
         index.loader = lambda indices, mask: ctx.builder.apply(
             "abs", [ctx.load(signed, indices, mask)]
         )

@@ -13,6 +13,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index, Var, constant, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.lowering.indexing import both, in_range, masked_load
 from dovetail_inductor.lowering.values import Context, Indices, Value
@@ -173,7 +174,9 @@ def element_number(ctx: Context, dims: Sequence[Dim], at: Indices) -> Expr:
 Part = Callable[[Indices, Indices, Expr | None], Expr]
 
 
-def reduced(ctx: Context, value: Value, counts: Sequence[int], reduction: str, part: Part) -> None:
+def reduced(
+    ctx: Context, value: Value, counts: Sequence[int], reduction: Reduction, part: Part
+) -> None:
     """Put in memory the reduction of `part` over places, one variable a dimension."""
     variables, indices = ctx.loop_indices(value.shape)
     extra = tuple(Var(len(variables) + d, n) for d, n in enumerate(counts))
@@ -184,7 +187,7 @@ def reduced(ctx: Context, value: Value, counts: Sequence[int], reduction: str, p
 def summed(ctx: Context, value: Value, counts: Sequence[int], part: Part) -> Value:
     """The sum of `part` over places: an expression, or a loop where they are many."""
     if prod(counts) > MOST_READS:
-        reduced(ctx, value, counts, "sum", part)
+        reduced(ctx, value, counts, SUM, part)
         return value
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:

@@ -1,0 +1,35 @@
+"""Rules of the source that keep a reduction and a target in one place each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import dovetail_inductor
+from dovetail_inductor.loop_ir.reduction import REDUCTIONS
+
+SOURCE = Path(dovetail_inductor.__file__).parent
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield str(path.relative_to(SOURCE)), ast.parse(path.read_text())
+
+
+def strings(node: ast.expr) -> set[object]:
+    parts = node.elts if isinstance(node, ast.Tuple | ast.Set | ast.List) else [node]
+    return {part.value for part in parts if isinstance(part, ast.Constant)}
+
+
+def test_nobody_compares_a_reduction_with_a_name() -> None:
+    found = []
+    for name, module in modules():
+        for node in ast.walk(module):
+            if not isinstance(node, ast.Compare):
+                continue
+            asked = ast.unparse(node.left)
+            named = set().union(*map(strings, node.comparators))
+            if asked.endswith("reduction") and named & set(REDUCTIONS):
+                found.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    assert not found
