@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from dovetail_autograd_aot.lazy_backward import LazyBackward
+from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
 from dovetail_capture.context import CaptureContext
 from torch import Tensor, nn
 

@@ -467,7 +467,7 @@ def test_without_anomaly_mode_gradients_are_not_searched_for_nan(
     def searched(gradient: Tensor | None) -> bool:
         raise AssertionError("a gradient was looked at")
 
-    monkeypatch.setattr("dovetail_autograd_aot.training_function._has_nan", searched)
+    monkeypatch.setattr("dovetail_autograd_aot.calls.autograd_function._has_nan", searched)
     x = torch.full((3,), 2.0, requires_grad=True)
     dovetail.compile(nan_in_the_backward, fullgraph=True)(x).backward()
     assert x.grad is not None

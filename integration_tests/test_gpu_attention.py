@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from dovetail_autograd_aot import written_attention
+from dovetail_autograd_aot.patterns import attention_pattern
 from torch import Tensor, nn
 
 import dovetail
@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_attention, "WORTH_A_MASK", 0)
+    monkeypatch.setattr(attention_pattern, "WORTH_A_MASK", 0)
 
 
 def least_where(hidden: Tensor) -> Tensor:

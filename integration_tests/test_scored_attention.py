@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile, recognise_scored_attention, score_patterns
+from dovetail_autograd_aot import aot_compile, recognise_scored_attention
+from dovetail_autograd_aot.patterns import score_patterns
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.plan import CallAten, TritonKernel

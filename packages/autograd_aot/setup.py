@@ -20,11 +20,8 @@ setup(
     ext_modules=[
         Extension(
             "dovetail_autograd_aot._autograd_nodes",
-            sources=["src/dovetail_autograd_aot/_all_parts.cpp"],
-            depends=[
-                *sorted(glob.glob("src/dovetail_autograd_aot/*.h")),
-                *sorted(glob.glob("src/dovetail_autograd_aot/*.cpp")),
-            ],
+            sources=["csrc/all_parts.cpp"],
+            depends=sorted(glob.glob("csrc/*")),
             include_dirs=[include, os.path.join(include, "torch", "csrc", "api", "include")],
             library_dirs=[os.path.join(torch_dir, "lib")],
             libraries=["torch_python", "torch_cpu", "c10"],

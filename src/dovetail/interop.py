@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from dovetail_autograd_aot.inputs import of_sizes
+from dovetail_autograd_aot.trace.input_storages import of_sizes
 from dovetail_capture import takes_symbolic_graphs
 from dovetail_guards.process_lock import ProcessLock
 from dovetail_prims.conditionals import run_plainly

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, check, run_fx
-from dovetail_autograd_aot import AotLog, TraceError, aot_compile, double_backward
+from dovetail_autograd_aot import AotLog, TraceError, aot_compile
+from dovetail_autograd_aot.calls import double_backward
 
 
 def compiled(fn, *inputs, table="core", **options):

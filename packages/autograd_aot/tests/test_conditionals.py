@@ -9,8 +9,8 @@ import pytest
 import torch
 from aot_testing import run_fx
 from dovetail_autograd_aot import aot_compile, min_cut_partition
-from dovetail_autograd_aot.joint import trace_joint
-from dovetail_autograd_aot.storage import TraceError
+from dovetail_autograd_aot.joint.joint_trace import trace_joint
+from dovetail_autograd_aot.trace.storage import TraceError
 from dovetail_prims.conditionals import COND, graphs_of
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.from_real import from_real

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_autograd_aot.joint import trace_joint
+from dovetail_autograd_aot.joint.joint_trace import trace_joint
 from dovetail_prims.node_error import blamed
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile, score_patterns, scored_attention
-from dovetail_autograd_aot.scored_attention import recognise_scored_attention
+from dovetail_autograd_aot import aot_compile
+from dovetail_autograd_aot.patterns import score_patterns, scored_attention
+from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from torch import Tensor, fx

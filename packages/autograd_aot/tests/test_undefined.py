@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, Recorder, as_graph, clone_inputs, run_fx
-from dovetail_autograd_aot import aot_compile, min_cut_partition, tangents, trace_joint
-from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS
+from dovetail_autograd_aot import aot_compile, min_cut_partition, trace_joint
+from dovetail_autograd_aot.calls import tangents
+from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS
 
 
 def two_headed(x, w, v):

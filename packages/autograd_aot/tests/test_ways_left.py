@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, Recorder, as_graph, run_fx, same_answers
 from dovetail_autograd_aot import AotLog, aot_compile, compiled_autograd
-from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS
+from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS
 
 FUNCTIONS = {
     "apart": lambda x, z: (x.sin() * 2).sum() + (z.cos() * 3).sum(),

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import written_attention
-from dovetail_autograd_aot.written_attention import attention_as_written, recognise_attention
+from dovetail_autograd_aot.patterns import attention_pattern
+from dovetail_autograd_aot.patterns.attention_pattern import (
+    attention_as_written,
+    recognise_attention,
+)
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from torch import Tensor, fx
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written_attention, "WORTH_A_MASK", 0)
+    monkeypatch.setattr(attention_pattern, "WORTH_A_MASK", 0)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -206,7 +209,7 @@ def test_only_types_that_the_kernels_are_made_for() -> None:
 
 def test_a_mask_needs_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few the formula is faster; without a mask attention is."""
-    monkeypatch.setattr(written_attention, "WORTH_A_MASK", 1000)
+    monkeypatch.setattr(attention_pattern, "WORTH_A_MASK", 1000)
     assert calls(recognised(causal)) == 0 and calls(recognised(plain)) == 1
 
 

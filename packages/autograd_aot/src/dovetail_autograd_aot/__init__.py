@@ -1,9 +1,7 @@
 """Ahead-of-time joint forward and backward tracing."""
 
 from dovetail_autograd_aot.aot_log import AotLog, SavedSet
-from dovetail_autograd_aot.compiled_backward import BackwardReport, compiled_autograd
-from dovetail_autograd_aot.compiled_function import aot_compile
-from dovetail_autograd_aot.graphs import (
+from dovetail_autograd_aot.boundary import (
     JointGraph,
     MutatedInput,
     OutputInfo,
@@ -12,13 +10,15 @@ from dovetail_autograd_aot.graphs import (
     Signature,
     ViewStep,
 )
-from dovetail_autograd_aot.joint import trace_joint
-from dovetail_autograd_aot.narrow_indices import narrow_saved_indices
-from dovetail_autograd_aot.partition import default_partition, min_cut_partition
-from dovetail_autograd_aot.scored_attention import recognise_scored_attention
-from dovetail_autograd_aot.storage import TraceError
-from dovetail_autograd_aot.values import example_values
-from dovetail_autograd_aot.written_attention import recognise_attention
+from dovetail_autograd_aot.compiled_backward import BackwardReport, compiled_autograd
+from dovetail_autograd_aot.compiled_function import aot_compile
+from dovetail_autograd_aot.joint.joint_trace import trace_joint
+from dovetail_autograd_aot.partition.min_cut import default_partition, min_cut_partition
+from dovetail_autograd_aot.partition.narrow_indices import narrow_saved_indices
+from dovetail_autograd_aot.patterns.attention_pattern import recognise_attention
+from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
+from dovetail_autograd_aot.trace.node_values import example_values
+from dovetail_autograd_aot.trace.storage import TraceError
 
 __version__ = "0.1.0"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from dovetail_prims.fake_tensor import FakeTensor
 
-from dovetail_autograd_aot.graphs import PartitionedGraph
-from dovetail_autograd_aot.values import hint, value_bytes
+from dovetail_autograd_aot.boundary import PartitionedGraph
+from dovetail_autograd_aot.trace.node_values import hint, value_bytes
 
 _logger = logging.getLogger("dovetail.autograd")
 

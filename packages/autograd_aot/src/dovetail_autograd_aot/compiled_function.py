@@ -22,21 +22,21 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail_autograd_aot.aot_log import AotLog, saved_set
-from dovetail_autograd_aot.double_backward import DoubleBackward
-from dovetail_autograd_aot.graph_calls import Compiler, for_custom_operators, resolving
-from dovetail_autograd_aot.graphs import JointGraph
-from dovetail_autograd_aot.inference import compile_inference
-from dovetail_autograd_aot.inputs import of_sizes, overlapping, places
-from dovetail_autograd_aot.joint import Decompositions, trace_joint
-from dovetail_autograd_aot.late_needs import LateNeeds
-from dovetail_autograd_aot.lazy_backward import MAX_VARIANTS, LazyBackward
-from dovetail_autograd_aot.partition import Partitioner, min_cut_partition
-from dovetail_autograd_aot.storage import TraceError
-from dovetail_autograd_aot.subclasses import Wrapping, compile_around
-from dovetail_autograd_aot.training import compile_training, unreached_inputs
-from dovetail_autograd_aot.values import example_values
-from dovetail_autograd_aot.write_back import tell_what_is_overwritten
-from dovetail_autograd_aot.written_views import with_other_places
+from dovetail_autograd_aot.boundary import JointGraph
+from dovetail_autograd_aot.calls.double_backward import DoubleBackward
+from dovetail_autograd_aot.calls.graph_calls import Compiler, for_custom_operators, resolving
+from dovetail_autograd_aot.calls.inference import compile_inference
+from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
+from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs
+from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
+from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
+from dovetail_autograd_aot.joint.mutated_view_inputs import with_other_places
+from dovetail_autograd_aot.outputs.copy_back import tell_what_is_overwritten
+from dovetail_autograd_aot.partition.min_cut import Partitioner, min_cut_partition
+from dovetail_autograd_aot.subclasses.wrapping import Wrapping, compile_around
+from dovetail_autograd_aot.trace.input_storages import of_sizes, overlapping, places
+from dovetail_autograd_aot.trace.node_values import example_values
+from dovetail_autograd_aot.trace.storage import TraceError
 
 # Graphs that are kept of one captured graph, each for another way in which inputs share memory.
 MAX_PLACEMENTS = 8

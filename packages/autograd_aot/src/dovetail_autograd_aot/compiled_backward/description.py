@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dovetail_autograd_aot.calls.autograd_function import GraphFunction
 from dovetail_autograd_aot.compiled_backward.node_state import (
     ASK_IF_KEPT,
     dropout_scale,
@@ -26,7 +27,6 @@ from dovetail_autograd_aot.compiled_backward.node_state import (
     tells_its_state,
 )
 from dovetail_autograd_aot.native import nodes_module
-from dovetail_autograd_aot.training_function import GraphFunction
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _CONSTANTS = (

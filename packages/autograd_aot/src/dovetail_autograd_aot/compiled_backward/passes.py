@@ -11,6 +11,7 @@ import torch
 from dovetail_guards.process_lock import ProcessLock
 from torch import Tensor
 
+from dovetail_autograd_aot.calls.graph_calls import run_consuming
 from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
@@ -35,7 +36,6 @@ from dovetail_autograd_aot.compiled_backward.sizes import (
     Recorded,
     take_apart,
 )
-from dovetail_autograd_aot.graph_calls import run_consuming
 from dovetail_autograd_aot.native import nodes_module
 
 Engine = Callable[..., Any]

@@ -45,8 +45,8 @@ from dovetail_autograd_aot.compiled_backward.program import (
     drop_unused,
     output_of,
 )
+from dovetail_autograd_aot.graph.op_info import OpKind, draws_random_numbers, op_info
 from dovetail_autograd_aot.native import nodes_module
-from dovetail_autograd_aot.op_info import OpKind, draws_random_numbers, op_info
 
 aten = torch.ops.aten
 

@@ -1,0 +1,92 @@
+"""The rooms of a package: how many floors their imports have, and that none runs back up.
+
+A room is a folder of a package, or a module that lies beside the folders. The sources are read, not
+imported, so that an import for types alone and one within a function count like any other.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Of each package that is held to it: the most floors that its rooms may have.
+MOST_FLOORS = {"autograd_aot": 7}
+
+Rooms = Mapping[str, frozenset[str]]  # of each room, the rooms that it imports
+
+
+def room_of(path: Path, top: Path) -> str:
+    return path.relative_to(top).with_suffix("").parts[0]
+
+
+def imported_paths(path: Path, top: Path) -> set[Path]:
+    """The files of the package that lies at `top` which a file imports, wherever the import is."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = path.relative_to(top.parent).parts[: -node.level]
+                base = ".".join((*package, *filter(None, [node.module])))
+            names = [f"{base}.{alias.name}" for alias in node.names] + [base]
+        for name in names:
+            if name.startswith(f"{top.name}."):
+                target = top.parent.joinpath(*name.split("."))
+                found |= {
+                    p for p in (target.with_suffix(".py"), target / "__init__.py") if p.exists()
+                }
+    return found
+
+
+@cache
+def rooms(package: str) -> Rooms:
+    top = ROOT / "packages" / package / "src" / f"dovetail_{package}"
+    found: dict[str, set[str]] = {}
+    for path in sorted(top.rglob("*.py")):
+        room = room_of(path, top)
+        below = {room_of(other, top) for other in imported_paths(path, top)}
+        found.setdefault(room, set()).update(below - {room})
+    return {room: frozenset(below) for room, below in found.items() if room != "__init__"}
+
+
+def floors(of: Rooms) -> list[list[str]]:
+    """The rooms of each floor: on the first those that import none, and so on."""
+    height: dict[str, int] = {}
+    for room in TopologicalSorter(of).static_order():
+        height[room] = max((height[below] + 1 for below in of[room]), default=0)
+    return [
+        sorted(room for room in of if height[room] == floor)
+        for floor in range(max(height.values()) + 1)
+    ]
+
+
+@pytest.mark.parametrize("package", MOST_FLOORS)
+def test_imports_between_rooms_run_down(package: str) -> None:
+    try:
+        storeys = floors(rooms(package))
+    except CycleError as error:
+        pytest.fail(f"imports run in a circle: {' -> '.join(reversed(error.args[1]))}")
+    assert len(storeys) <= MOST_FLOORS[package], storeys
+
+
+@pytest.mark.parametrize("package", MOST_FLOORS)
+def test_no_two_files_have_one_name(package: str) -> None:
+    names = [p.name for p in (ROOT / "packages" / package / "src").rglob("*.py")]
+    assert not {n for n in names if names.count(n) > 1 and n != "__init__.py"}
+
+
+def test_floors_are_counted() -> None:
+    of = {"a": frozenset[str](), "b": frozenset({"a"}), "c": frozenset({"a", "b"})}
+    assert floors(of) == [["a"], ["b"], ["c"]]
+    with pytest.raises(CycleError):
+        floors({**of, "a": frozenset({"c"})})

@@ -1,0 +1,331 @@
+// The common calls of a compiled graph in training (see `training_calls.cpp`).
+
+#include "training_calls.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace dovetail::training {
+namespace {
+
+using at::Tensor;
+
+struct Names {
+  PyObject* replay = PyUnicode_InternFromString("replay");
+  PyObject* beside = PyUnicode_InternFromString("beside");
+  PyObject* rest = PyUnicode_InternFromString("rest");
+  PyObject* to_save = PyUnicode_InternFromString("to_save");
+  PyObject* materialize_grads = PyUnicode_InternFromString("materialize_grads");
+  PyObject* non_differentiable = PyUnicode_InternFromString("non_differentiable");
+  PyObject* saved_tensors = PyUnicode_InternFromString("saved_tensors");
+  PyObject* clear = PyUnicode_InternFromString("maybe_clear_saved_tensors");
+};
+
+const Names& names() {
+  static const Names* found = new Names;
+  return *found;
+}
+
+// As `unrecorded` in Python: below autograd and its tracking of views, with gradients switched on.
+struct Unrecorded {
+  explicit Unrecorded(bool no_autocast)
+      : autocast(no_autocast ? c10::autocast_dispatch_keyset : c10::DispatchKeySet()) {}
+
+  // (Each restores, when it goes, all that it found: they go in the opposite order.)
+  c10::impl::ExcludeDispatchKeyGuard autocast;
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::AutoGradMode recorded{true};
+};
+
+// --- forward ---------------------------------------------------------------------------------------
+
+// What a differentiable backward would need: (inputs, their versions, no state of random numbers).
+THPObjectPtr remembered(TrainingCalls* self, PyObject* const* inputs, size_t count) {
+  THPObjectPtr all(checked(PyTuple_New(static_cast<Py_ssize_t>(count))));
+  Py_ssize_t tensors = 0;
+  for (size_t i = 0; i < count; ++i) {
+    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), Py_NewRef(inputs[i]));
+    tensors += THPVariable_Check(inputs[i]) ? 1 : 0;
+  }
+  if (self->remember != nullptr) {
+    return THPObjectPtr(checked(PyObject_CallOneArg(self->remember, all.get())));
+  }
+  THPObjectPtr versions(checked(PyTuple_New(tensors)));
+  Py_ssize_t next = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (THPVariable_Check(inputs[i])) {
+      const Tensor& tensor = THPVariable_Unpack(inputs[i]);
+      PyObject* version = tensor.is_inference() ? Py_NewRef(Py_None)
+                                                : PyLong_FromLongLong(static_cast<long long>(tensor._version()));
+      PyTuple_SET_ITEM(versions.get(), next++, checked(version));
+    }
+  }
+  auto* type = reinterpret_cast<PyTypeObject*>(self->replay);
+  THPObjectPtr made(checked(type->tp_alloc(type, 4))); // (a named tuple)
+  PyTuple_SET_ITEM(made.get(), 0, all.release());
+  PyTuple_SET_ITEM(made.get(), 1, versions.release());
+  PyTuple_SET_ITEM(made.get(), 2, Py_NewRef(Py_None));
+  PyTuple_SET_ITEM(made.get(), 3, Py_NewRef(Py_None));
+  return made;
+}
+
+// The saved value, in the place of an output: with a version counter that both share.
+PyObject* alias_of(const Alias& alias, PyObject* value, PyObject* output) {
+  const Tensor& saved = THPVariable_Unpack(value);
+  const Tensor& like = THPVariable_Unpack(output);
+  const at::IntArrayRef sizes = alias.known ? at::IntArrayRef(alias.sizes) : like.sizes();
+  const at::IntArrayRef strides = alias.known ? at::IntArrayRef(alias.strides) : like.strides();
+  const int64_t offset = alias.known ? alias.offset : like.storage_offset();
+  const bool same =
+      sizes == saved.sizes() && strides == saved.strides() && offset == saved.storage_offset();
+  return THPVariable_Wrap(same ? saved.detach() : saved.as_strided(sizes, strides, offset).detach());
+}
+
+// Leaves on the context what the backward reads.
+void save(const Plan& plan, PyObject* context, PyObject* const* inputs, PyObject* const* values,
+          size_t count) {
+  const size_t primals = plan.primals.size();
+  const auto value = [&](size_t i) { return i < primals ? inputs[plan.primals[i]] : values[i - primals]; };
+  TORCH_CHECK(primals + count == plan.beside.size(), "a compiled forward gave other values than expected");
+  THPObjectPtr beside;
+  Py_ssize_t tensors = 0;
+  for (size_t i = 0; i < plan.beside.size(); ++i) {
+    if (!plan.beside[i]) {
+      ++tensors;
+      continue;
+    }
+    if (!beside) {
+      beside = checked(PyDict_New());
+    }
+    THPObjectPtr number(checked(PyLong_FromSize_t(i)));
+    checked(PyDict_SetItem(beside.get(), number.get(), value(i)));
+  }
+  THPObjectPtr kept(checked(PyTuple_New(tensors)));
+  Py_ssize_t next = 0;
+  for (size_t i = 0; i < plan.beside.size(); ++i) {
+    if (!plan.beside[i]) {
+      PyTuple_SET_ITEM(kept.get(), next++, Py_NewRef(value(i)));
+    }
+  }
+  if (beside) {
+    checked(PyObject_SetAttr(context, names().beside, beside.get()));
+  }
+  checked(PyObject_SetAttr(context, names().to_save, kept.get()));
+}
+
+} // namespace
+
+// (context, *inputs) -> the forward outputs.
+PyObject* call_forward(PyObject* object, PyObject* const* args, Py_ssize_t given) {
+  HANDLE_TH_ERRORS
+  auto* self = reinterpret_cast<TrainingCalls*>(object);
+  const Plan& plan = *self->plan;
+  const auto count = static_cast<size_t>(given) - 1;
+  const bool usual = given > 0 && count == plan.inputs.size();
+  if (!usual || (plan.minds_hooks && at::SavedTensorDefaultHooks::get_hooks(true).has_value())) {
+    return PyObject_Vectorcall(self->forward, args, static_cast<size_t>(given), nullptr);
+  }
+  PyObject* context = args[0];
+  PyObject* const* inputs = args + 1;
+  THPObjectPtr replay = remembered(self, inputs, count);
+  checked(PyObject_SetAttr(context, names().replay, replay.get()));
+  THPObjectPtr results;
+  {
+    const Unrecorded below(plan.autocast);
+    results = checked(PyObject_Vectorcall(self->compiled, inputs, count, nullptr));
+  }
+  THPObjectPtr items(checked(PySequence_Fast(results.get(), "a compiled forward gives a sequence")));
+  const auto found = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get()));
+  TORCH_CHECK(found >= plan.outputs, "a compiled forward gave fewer values than it has outputs");
+  PyObject* const* values = PySequence_Fast_ITEMS(items.get());
+  THPObjectPtr outputs(checked(PyTuple_New(static_cast<Py_ssize_t>(plan.outputs))));
+  for (size_t i = 0; i < plan.outputs; ++i) {
+    PyTuple_SET_ITEM(outputs.get(), static_cast<Py_ssize_t>(i), Py_NewRef(values[i]));
+  }
+  for (const Alias& alias : plan.aliases) {
+    const auto at = static_cast<Py_ssize_t>(alias.output);
+    PyObject* made = checked(alias_of(alias, values[plan.outputs + alias.saved], values[alias.output]));
+    PyObject* before = PyTuple_GET_ITEM(outputs.get(), at);
+    PyTuple_SET_ITEM(outputs.get(), at, made);
+    Py_DECREF(before);
+  }
+  save(plan, context, inputs, values + plan.outputs, found - plan.outputs);
+  if (!plan.constant.empty()) {
+    THPObjectPtr constant(checked(PyList_New(0)));
+    for (const size_t i : plan.constant) {
+      PyObject* output = PyTuple_GET_ITEM(outputs.get(), static_cast<Py_ssize_t>(i));
+      if (THPVariable_Check(output)) {
+        checked(PyList_Append(constant.get(), output));
+      }
+    }
+    THPObjectPtr tuple(checked(PyList_AsTuple(constant.get())));
+    checked(PyObject_SetAttr(context, names().non_differentiable, tuple.get()));
+  }
+  checked(PyObject_SetAttr(context, names().materialize_grads, Py_False));
+  return outputs.release();
+  END_HANDLE_TH_ERRORS
+}
+
+namespace {
+
+// --- backward --------------------------------------------------------------------------------------
+
+// A gradient that compiled code can be given as it is, or a copy of it.
+bool is_dense(const Tensor& gradient) {
+  constexpr c10::DispatchKeySet unusual{
+      c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
+      c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+      c10::DispatchKey::Functionalize, c10::DispatchKey::Python};
+  const c10::TensorImpl* impl = gradient.unsafeGetTensorImpl();
+  return !impl->key_set().has_any(unusual) && impl->layout() == at::kStrided &&
+      !impl->has_symbolic_sizes_strides();
+}
+
+// Whether the pass asks for the gradients of all inputs that get one.
+bool asks_for_all(const Plan& plan, PyObject* context) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) {
+    return true;
+  }
+  const NodePointer held = pointer_to(context);
+  const auto& edges = held.get()->next_edges();
+  size_t edge = 0;
+  for (const char input : plan.inputs) {
+    if (input == 0) {
+      continue;
+    }
+    if (edge >= edges.size()) {
+      return false;
+    }
+    const auto at = info->find(edges[edge++].function.get());
+    if (input == REACHED && (at == info->end() || !at->second.should_execute())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool is_common(TrainingCalls* self, PyObject* const* args, size_t given) {
+  const Plan& plan = *self->plan;
+  if (self->run == nullptr || given != plan.outputs + 1 || c10::GradMode::is_enabled() ||
+      torch::autograd::AnomalyMode::is_enabled()) {
+    return false;
+  }
+  for (const Tangent& tangent : plan.tangents) {
+    PyObject* gradient = args[1 + tangent.output];
+    if (!THPVariable_Check(gradient) || !is_dense(THPVariable_Unpack(gradient))) {
+      return false;
+    }
+  }
+  THPObjectPtr rest(checked(PyObject_GetAttr(args[0], names().rest)));
+  if (rest.get() != Py_None || !asks_for_all(plan, args[0])) {
+    return false;
+  }
+  if (self->pending == nullptr) {
+    return true;
+  }
+  const int some = PyObject_IsTrue(self->pending);
+  checked(some);
+  return some == 0;
+}
+
+// The gradient in the layout that the backward was compiled for.
+PyObject* laid_out(const Tangent& tangent, PyObject* given) {
+  const Tensor& gradient = THPVariable_Unpack(given);
+  std::vector<int64_t> wanted;
+  if (!tangent.known) {
+    TORCH_CHECK(static_cast<size_t>(gradient.dim()) == tangent.order.size(), "a gradient of other dimensions");
+    wanted.resize(tangent.order.size());
+    int64_t expected = 1;
+    for (const size_t d : tangent.order) {
+      wanted[d] = expected;
+      expected *= std::max<int64_t>(1, gradient.sizes()[d]);
+    }
+  }
+  const at::IntArrayRef strides(tangent.known ? tangent.strides : wanted);
+  if (gradient.strides() == strides) {
+    return Py_NewRef(given);
+  }
+  const at::IntArrayRef sizes = tangent.known ? at::IntArrayRef(tangent.sizes) : gradient.sizes();
+  Tensor dense;
+  {
+    const pybind11::gil_scoped_release without_gil;
+    dense = at::empty_strided(sizes, strides, at::TensorOptions(tangent.device).dtype(tangent.dtype));
+    dense.copy_(gradient);
+  }
+  return THPVariable_Wrap(dense);
+}
+
+// Saved values, and gradients from outside, in the order in which the compiled backward takes them.
+THPObjectPtr arguments_of(const Plan& plan, PyObject* const* args) {
+  THPObjectPtr saved(checked(PyObject_GetAttr(args[0], names().saved_tensors)));
+  THPObjectPtr beside(checked(PyObject_GetAttr(args[0], names().beside)));
+  TORCH_CHECK_TYPE(PyTuple_Check(saved.get()) && PyDict_Check(beside.get()), "a context of other make");
+  const Py_ssize_t others = PyDict_GET_SIZE(beside.get());
+  const Py_ssize_t values = PyTuple_GET_SIZE(saved.get()) + others;
+  THPObjectPtr list(checked(PyList_New(values + static_cast<Py_ssize_t>(plan.tangents.size()))));
+  Py_ssize_t next = 0;
+  for (Py_ssize_t i = 0; i < values; ++i) {
+    PyObject* value = nullptr;
+    if (others != 0) {
+      THPObjectPtr number(checked(PyLong_FromSsize_t(i)));
+      value = PyDict_GetItemWithError(beside.get(), number.get());
+      if (value == nullptr && PyErr_Occurred()) {
+        rethrow();
+      }
+    }
+    if (value == nullptr) {
+      TORCH_CHECK(next < PyTuple_GET_SIZE(saved.get()), "a context of other make");
+      value = PyTuple_GET_ITEM(saved.get(), next++);
+    }
+    PyList_SET_ITEM(list.get(), i, Py_NewRef(value));
+  }
+  for (size_t i = 0; i < plan.tangents.size(); ++i) {
+    const Tangent& tangent = plan.tangents[i];
+    PyObject* gradient = checked(laid_out(tangent, args[1 + tangent.output]));
+    PyList_SET_ITEM(list.get(), values + static_cast<Py_ssize_t>(i), gradient);
+  }
+  return list;
+}
+
+} // namespace
+
+// (context, *gradients) -> those of the inputs.
+PyObject* call_backward(PyObject* object, PyObject* const* args, Py_ssize_t given) {
+  HANDLE_TH_ERRORS
+  auto* self = reinterpret_cast<TrainingCalls*>(object);
+  if (!is_common(self, args, static_cast<size_t>(given))) {
+    return PyObject_Vectorcall(self->backward, args, static_cast<size_t>(given), nullptr);
+  }
+  THPObjectPtr arguments = arguments_of(*self->plan, args);
+  if (!torch::autograd::get_current_graph_task_keep_graph()) {
+    // As eager does node by node: the list holds the saved tensors from here on.
+    checked(PyObject_SetAttr(args[0], names().rest, self->rest));
+    checked(PyObject_SetAttr(args[0], names().replay, Py_None));
+    THPObjectPtr none(checked(PyObject_CallMethodNoArgs(args[0], names().clear)));
+  }
+  THPObjectPtr results;
+  {
+    const Unrecorded below(true);
+    results = checked(
+        self->consume != nullptr
+            ? PyObject_CallOneArg(self->consume, arguments.get())
+            : PyObject_Vectorcall(self->run, PySequence_Fast_ITEMS(arguments.get()),
+                                  static_cast<size_t>(PyList_GET_SIZE(arguments.get())), nullptr));
+  }
+  return PySequence_Tuple(results.get());
+  END_HANDLE_TH_ERRORS
+}
+
+} // namespace dovetail::training

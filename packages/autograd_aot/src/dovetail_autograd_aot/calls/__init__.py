@@ -1,0 +1,1 @@
+"""Calls of compiled graphs: inference, training, and autograd functions around them."""

@@ -1,0 +1,375 @@
+"""The autograd function of a compiled graph: its forward, its backward, and the ways to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from dovetail_prims.conditionals import run_plainly
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph
+from dovetail_autograd_aot.calls.cross_output_gradients import ByWay, added
+from dovetail_autograd_aot.calls.double_backward import DoubleBackward
+from dovetail_autograd_aot.calls.graph_calls import (
+    Compiled,
+    below_autograd,
+    graph_is_kept,
+    run_consuming,
+    unrecorded,
+)
+from dovetail_autograd_aot.calls.input_reachability import InputGates
+from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
+from dovetail_autograd_aot.calls.native_calls import CommonCalls
+from dovetail_autograd_aot.calls.partial_backwards import Passage, SeparateBackwards
+from dovetail_autograd_aot.calls.saved_tensors import SavedValues, hooks_take_saved_tensors
+from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
+from dovetail_autograd_aot.calls.unreached_hooks import call_only_with_gradients
+from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
+from dovetail_autograd_aot.native import nodes_module
+from dovetail_autograd_aot.outputs.copy_back import count_writes, write_ahead
+from dovetail_autograd_aot.trace.node_values import example_values
+
+_NOTHING: dict[int, Any] = {}
+_NO_OTHERS = OtherCounters()
+
+
+class GraphFunction(torch.autograd.Function):
+    """Compiled forward and backward of one graph: a subclass for each, see `TrainingFunction`."""
+
+
+class TrainingFunction:
+    """What the autograd function over a graph's primals does, whose results are the forward
+    outputs; what belongs to one call is on its context.
+
+    `points` are those of its outputs that have nodes of their own, `gates` lead to inputs, `ways`
+    tell which tangents the inputs get a gradient from.
+    """
+
+    def __init__(
+        self,
+        parts: PartitionedGraph,
+        forward: Compiled,
+        lazy: LazyBackward,
+        double: DoubleBackward,
+        late: LateNeeds,
+        separate: SeparateBackwards,
+        points: ByWay | None = None,
+        gates: InputGates | None = None,
+        ways: Collection[int] = (),
+        counters: OtherCounters = _NO_OTHERS,
+    ) -> None:
+        self._compiled = forward
+        self._lazy, self._double, self._late, self._separate = lazy, double, late, separate
+        self._points, self._gates, self._ways = points, gates, ways
+        self._signature = signature = parts.signature
+        self._count = signature.num_forward_outputs
+        self.saved = SavedValues(parts, counters)
+        self._apart = counters.results
+        self._differentiable = differentiable = signature.differentiable
+        self._constant = [i for i in range(self._count) if i not in differentiable]
+        self._aliases = [
+            (a.output, a.saved, _geometry(parts.forward, a.output)) for a in parts.saved_aliases
+        ]
+        self._tangents = Tangents(parts)
+        self._tensors = bytes(isinstance(v, Tensor) for v in example_values(parts.forward))
+        self._asked_inputs = nodes_module().asked_inputs
+        self._masks = parts.gradient_tangents
+        self._all_tangents = (1 << len(differentiable)) - 1
+        self._lost = signature.lost
+        self._gated = 0 if gates is None else sum(1 << i for i in gates.behind())
+        self._no_autocast = torch._C._is_any_autocast_enabled()
+        self._common = self._common_calls()
+
+    def autograd_function(self) -> type[GraphFunction]:
+        """The `autograd.Function` itself, which autograd's nodes of this graph find the rest by."""
+        own = self
+
+        class CompiledFunction(GraphFunction):
+            forward = staticmethod(own.forward)
+            backward = staticmethod(own.backward)
+            by_way = staticmethod(own.by_way)
+            through_gate = staticmethod(own.through_gate)
+            leave_to_gates = staticmethod(own.leave_to_gates)
+            inlined_backward = staticmethod(own.inlined_backward)
+            lacks = staticmethod(own.lacks)
+            asked = staticmethod(own.asked)
+            put_aside = staticmethod(own.put_aside)
+            read_by_backward = staticmethod(own.read_by_backward)
+
+        backward: Any = getattr(CompiledFunction, "_backward_cls")  # noqa: B009
+        backward.beside, backward.rest = _NOTHING, None  # (of contexts that are left none)
+        if self._common is not None:
+            self._common.give_to(CompiledFunction)
+        return CompiledFunction
+
+    def _common_calls(self) -> CommonCalls | None:
+        """What runs the common calls, if all is known that they do."""
+        points, saved = self._points, self.saved
+        if self._late or self._gates is not None or saved.reshaped or self._tangents.kept:
+            return None
+        if self._lost or self._apart or saved.apart or saved.watched:
+            return None
+        several = points is not None or len(self._differentiable) > 1
+        if several and not all(self._ways):
+            return None  # (hooks on what is not reached)
+        return CommonCalls(
+            self._signature,
+            self._compiled,
+            (self.forward, self.backward),
+            self._double,
+            saved,
+            self._aliases,
+            [(bool(t), bool(m)) for t, m in zip(self._tensors, self._masks, strict=True)],
+            None if points is None else points.runs.values,
+            self._no_autocast,
+        )
+
+    def forward(self, ctx: Any, *inputs: Any) -> tuple[Any, ...]:
+        """The graph's outputs; what the backward reads is saved."""
+        signature, late = self._signature, self._late
+        if signature.writes:
+            count_writes(signature, inputs)
+        ctx.replay = self._double.remember(inputs)
+        # Below autograd's view tracking: a result that is a view of another must come out
+        # as a tensor of its own, or autograd would refuse to let users write to it.
+        if self._no_autocast:
+            with torch._C._DisableAutocast():
+                results = list(unrecorded(self._compiled, *inputs))
+        else:
+            results = list(unrecorded(self._compiled, *inputs))
+        outputs = results[: self._count]
+        values = results[self._count :]
+        for output, index, geometry in self._aliases:
+            # Built from the saved tensor, so that it shares its version counter.
+            place = _numbers(geometry, outputs[output])
+            outputs[output] = values[index].as_strided(*place).detach()
+        for output in self._apart:
+            outputs[output] = outputs[output].data
+        self.saved.store(ctx, inputs, values)
+        if signature.mutated and hooks_take_saved_tensors():
+            saved = [*(inputs[i] for i in self.saved.primals), *values]
+            write_ahead(signature, inputs, outputs, saved)
+        if self._tangents.kept:
+            ctx.shapes = self._tangents.shapes([outputs[i] for i in self._differentiable])
+        if self._constant:
+            ctx.mark_non_differentiable(
+                *[outputs[i] for i in self._constant if isinstance(outputs[i], Tensor)]
+            )
+        if late:
+            ctx.late = late.remember(inputs)
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """The inputs' gradients; those behind a gate are left to it."""
+        if self._lost:
+            self._refuse_lost(ctx, gradients, self._asked_inputs(ctx, self._tensors) & ~self._gated)
+        if self._points is None and len(self._differentiable) < 2:
+            return self._run_backward(ctx, gradients)
+        others = None if self._points is None else self._points.taken(ctx)
+        found = self._run_backward(ctx, gradients)
+        if others is not None:
+            found = added(found, others)
+        missing = self.lacks(gradients)
+        if not all(way & ~missing for way in self._ways):
+            of_tensors = (g for g, is_tensor in zip(found, self._tensors, strict=True) if is_tensor)
+            edges = zip(ctx.next_functions, of_tensors, strict=True)
+            unreached = [n for (n, _), g in edges if g is None and n is not None]
+            if unreached:
+                call_only_with_gradients(unreached)
+        return self.leave_to_gates(ctx, found)
+
+    def by_way(self, *args: Any) -> list[Tensor | None]:
+        """`ByWay.parts`, for the nodes of the outputs."""
+        assert self._points is not None
+        return self._points.parts(*args)
+
+    def through_gate(self, gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
+        """The gradients of the inputs behind a gate, given those of the outputs that lead to it."""
+        assert self._gates is not None
+        inputs, outputs = self._gates.gates[gate]
+        given: list[Any] = [None] * self._count
+        for index, gradient in zip(outputs, gradients, strict=True):
+            given[index] = gradient
+        if self._lost:
+            self._refuse_lost(ctx, given, sum(1 << i for i in inputs))
+        left = self._gates.taken(ctx, gate)
+        if left is not None:
+            return left
+        found = self._run_backward(ctx, given, frees=False)
+        run = None if self._points is None else self._points.runs.get(ctx)
+        if run is not None:
+            found = added(found, tuple(run.gradients))
+        return [found[i] for i in inputs]
+
+    def leave_to_gates(self, ctx: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of all gradients that a backward found, here or elsewhere, leave the gates theirs."""
+        return found if self._gates is None else self._gates.leave(ctx, found)
+
+    def inlined_backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """The backward by its graph's operators, for whoever records them or makes them of several
+        gradients at once (`is_grads_batched`). Saved tensors stay."""
+        if self._lost:
+            self._refuse_lost(ctx, gradients, self.asked(ctx))
+        found = [gradients[i] for i in self._differentiable]
+        missing = _missing(found)
+        passage = self._separate.passage(missing, self.asked(ctx))
+        if not passage.leads:
+            return (None,) * len(self._masks)
+        values = self._load(ctx, passage)
+        if self._late:
+            self._late.check(ctx.late)
+        graph, takes = self._lazy.graph(missing, passage.unasked)
+        shapes = ctx.shapes if self._tangents.kept else {}
+        with below_autograd(), torch._C._DisableAutocast():
+            arguments = [*values, *self._tangents.prepare(found, values, takes, shapes)]
+            batched = any(map(is_batched, found))
+            run = BatchedBackward(graph).run if batched else run_plainly(graph)
+            return self._reached(run(*arguments), missing)
+
+    def lacks(self, gradients: Sequence[Any]) -> int:
+        """The gradients among these, one for each output, that are None, as a bit set."""
+        return _missing([gradients[i] for i in self._differentiable])
+
+    def asked(self, ctx: Any) -> int:
+        """The inputs whose gradients the pass that runs asks for, as a bit set; -1 for all."""
+        return -1 if self._gates is not None else self._asked_inputs(ctx, self._tensors)
+
+    def put_aside(self, ctx: Any, missing: int, asked: int) -> None:
+        """Before a backward without the gradients `missing`, to the inputs `asked` for, which ran
+        elsewhere, frees the graph: keep what others need."""
+        separate = self._separate
+        if separate.is_open(ctx):
+            passage = separate.passage(missing, asked)
+            values = self._load(ctx, passage) if separate.leaves_some(ctx, passage) else ()
+            separate.keep(ctx, values, passage)
+
+    def read_by_backward(self, ctx: Any) -> tuple[Any, ...]:
+        """All that the backward depends on but gradients. Raises an error if it is freed, or has
+        changed since."""
+        if self._late:
+            self._late.check(ctx.late)
+        if self.saved.watched:
+            self.saved.check(ctx)
+        rest = self._separate.rest(ctx)
+        return ("all", *self.saved.load(ctx)) if rest is None else rest
+
+    def _run_backward(
+        self, ctx: Any, gradients: Sequence[Any], frees: bool = True
+    ) -> tuple[Any, ...]:
+        """The gradients of all inputs, those behind gates too; the graph is freed where eager's
+        would be."""
+        separate, tangents = self._separate, self._tangents
+        frees = frees and not graph_is_kept()
+        found = [gradients[i] for i in self._differentiable]
+        missing = _missing(found)
+        passage = separate.passage(missing, self.asked(ctx))
+        if not passage.leads:
+            # Eager's engine does not come here. (It may be freed. If not, it stays so.)
+            if frees and separate.is_open(ctx):
+                separate.keep(ctx, self._load(ctx, passage), passage)
+            return (None,) * len(self._masks)
+        values = self._load(ctx, passage)
+        if self._late:
+            self._late.check(ctx.late)
+        if torch.is_grad_enabled():
+            if ctx.replay is None and self._double.is_plain:
+                return self._of_what_is_left(ctx, found, values, passage)
+            return self._double.run(ctx.replay, found)
+        if any(map(is_batched, found)):
+            results = self.inlined_backward(ctx, *gradients)
+            if frees:
+                self.put_aside(ctx, missing, passage.asked)
+            return results
+        chosen = self._lazy.variant(missing, passage.unasked, gone=separate.began(ctx))
+        shapes = ctx.shapes if tangents.kept else {}
+        arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
+        replay = ctx.replay if _checks_for_nan() else None
+        if frees:
+            # As eager does node by node: `arguments` holds the saved tensors from here on.
+            if not separate.keep(ctx, values, passage):
+                ctx.replay, ctx.late = None, []
+            ctx.maybe_clear_saved_tensors()
+        del values
+        with torch._C._DisableAutocast():
+            results = unrecorded(run_consuming, chosen.run, arguments)
+        if replay is not None and any(map(_has_nan, results)):
+            self._double.blame_nan(replay, found)
+        common = self._common
+        if common is not None and not common.is_complete and not (missing or passage.unasked):
+            rest = separate.left_by_all()
+            if rest is not None:
+                common.learn(chosen.run, rest, tangents)
+        return self._reached(results, missing)
+
+    def _refuse_lost(self, ctx: Any, gradients: Sequence[Any], asked: int) -> None:
+        """Raise the error that eager raises in a backward to the inputs `asked` for. (None leads to
+        views that were made under no_grad, which say that they require a gradient.)"""
+        present = ~self.lacks(gradients)
+        for lost in self._lost:
+            if present >> lost.tangent & 1 and lost.primals & asked:
+                edges = iter(ctx.next_functions)
+                led = [is_tensor and next(edges)[0] is not None for is_tensor in self._tensors]
+                if any(leads and (lost.primals & asked) >> i & 1 for i, leads in enumerate(led)):
+                    raise RuntimeError(lost.error)
+
+    def _of_what_is_left(
+        self, ctx: Any, found: list[Any], values: Sequence[Any], passage: Passage
+    ) -> tuple[Any, ...]:
+        """The gradients, differentiable, of ways that read nothing that was saved, of a graph that
+        is freed but for those: by the operators of their graph."""
+        self._double.log.note_replay("of ways that read nothing saved, after all else is freed")
+        missing = _missing(found)
+        graph, takes = self._lazy.graph(missing, passage.unasked)
+        shapes = ctx.shapes if self._tangents.kept else {}
+        with torch._C._DisableAutocast():
+            arguments = [*values, *self._tangents.prepare(found, values, takes, shapes)]
+            return self._reached(run_plainly(graph)(*arguments), missing)
+
+    def _load(self, ctx: Any, passage: Passage) -> Sequence[Any]:
+        if self.saved.watched:
+            self.saved.check(ctx)
+        values = self._separate.load(ctx, passage)
+        return self.saved.load(ctx) if values is None else values
+
+    def _reached(self, results: Sequence[Any], missing: int) -> tuple[Any, ...]:
+        """As in eager: a gradient that no defined tangent reaches is None, not zero."""
+        if not missing:
+            return tuple(results)
+        present = self._all_tangents & ~missing
+        pairs = zip(results, self._masks, strict=True)
+        return tuple(r if mask & present else None for r, mask in pairs)
+
+
+def _missing(gradients: Sequence[Any]) -> int:
+    """Which gradients are None, as a bit set."""
+    return sum(1 << i for i, gradient in enumerate(gradients) if gradient is None)
+
+
+def _checks_for_nan() -> bool:
+    # The second says what anomaly mode would do if it was on.
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
+
+def _has_nan(gradient: Tensor | None) -> bool:
+    if gradient is None or gradient.layout != torch.strided:
+        return False
+    return bool(gradient.isnan().any())
+
+
+def _numbers(geometry: tuple[Any, Any, Any], like: Tensor) -> tuple[Any, Any, Any]:
+    """A geometry without symbols: where it has some, that of the tensor itself."""
+    sizes, strides, offset = geometry
+    if all(type(s) is int for s in (*sizes, *strides, offset)):
+        return geometry
+    return like.shape, like.stride(), like.storage_offset()
+
+
+def _geometry(gm: GraphModule, output: int) -> tuple[Any, Any, Any]:
+    """Sizes, strides and offset of forward output number `output`."""
+    node = next(n for n in gm.graph.nodes if n.op == "output")
+    val = node.args[0][output].meta["val"]
+    return val._sizes, val._strides, val._offset

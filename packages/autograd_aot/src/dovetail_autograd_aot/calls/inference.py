@@ -1,0 +1,160 @@
+"""Compiled calls that record nothing for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_autograd_aot.boundary import GradientPoint, JointGraph, PartitionedGraph, Signature
+from dovetail_autograd_aot.calls.cross_output_gradients import ByWay
+from dovetail_autograd_aot.calls.double_backward import DoubleBackward
+from dovetail_autograd_aot.calls.graph_calls import (
+    Compiled,
+    context_of,
+    detached,
+    extension,
+    graph_is_kept,
+    unrecorded,
+)
+from dovetail_autograd_aot.outputs.copy_back import count_writes
+from dovetail_autograd_aot.outputs.epilogue import Epilogue, make_epilogue
+
+
+def compile_inference(
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    forward: Compiled,
+    shield: bool,
+    double: DoubleBackward | None,
+) -> Callable[..., tuple[Any, ...]]:
+    """No input gets a gradient: the compiled forward, and what has to be done after it. (Outputs
+    may get gradients by way of others: `double` is for the run by eager that tells those.)"""
+    extend = extension(joint)
+    run = _run_forward(joint, parts.signature, forward, shield, double)
+    if extend is None:
+        return run
+    return lambda *inputs: run(*extend(inputs))
+
+
+def _run_forward(
+    joint: JointGraph,
+    signature: Signature,
+    forward: Compiled,
+    shield: bool,
+    double: DoubleBackward | None,
+) -> Callable[..., tuple[Any, ...]]:
+    points = () if double is None or not shield else joint.points
+    epilogue = _epilogue(signature, points)
+    no_autocast = torch._C._is_any_autocast_enabled()
+
+    def without_autocast(*inputs: Any) -> Sequence[Any]:
+        with torch._C._DisableAutocast():
+            return forward(*inputs)
+
+    target = without_autocast if no_autocast else forward
+    if not shield:
+        if epilogue is None:
+
+            def plain(*inputs: Any) -> tuple[Any, ...]:
+                return tuple(target(*inputs))
+
+            consume = getattr(target, "run_consuming", None)
+            if consume is not None:  # whoever calls may give the inputs away, too
+                setattr(plain, "run_consuming", consume)  # noqa: B010
+            return plain
+
+        def with_epilogue(*inputs: Any) -> tuple[Any, ...]:
+            return epilogue(inputs, target(*inputs))
+
+        return with_epilogue
+
+    if signature.differentiable:
+        by_way = ByWay(double, points) if double is not None and points else None
+        apply = _without_gradients(target, signature, by_way).apply
+        anchor = torch.empty((), requires_grad=True)
+
+        def recorded(*inputs: Any) -> tuple[Any, ...]:
+            # (The engine is not to come to inputs, but to raise an error on the way to them: there
+            # is nothing for them.)
+            raises = signature.backward_error is not None or bool(signature.lost)
+            results = apply(anchor, *(inputs if raises else map(detached, inputs)))
+            context = context_of(results) if by_way is not None else None
+            if context is not None and double is not None:
+                context.replay = double.remember(inputs)
+            outputs = results if epilogue is None else epilogue(inputs, results)
+            if context is not None and double is not None:
+                context.replay = double.counted_again(context.replay)
+            return outputs
+
+        return recorded
+
+    def shielded(*inputs: Any) -> tuple[Any, ...]:
+        results = unrecorded(target, *inputs)
+        if epilogue is None:
+            return tuple(results)
+        return epilogue(inputs, results)
+
+    return shielded
+
+
+def _epilogue(signature: Signature, points: Sequence[GradientPoint]) -> Epilogue | None:
+    made = make_epilogue(signature, points)
+    if not signature.writes:
+        return made
+
+    def counting(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+        count_writes(signature, inputs)
+        return tuple(results) if made is None else made(inputs, results)
+
+    return counting
+
+
+def _without_gradients(
+    target: Compiled, signature: Signature, points: ByWay | None
+) -> type[torch.autograd.Function]:
+    """For results that require grad in eager though no input gets a gradient (the 0-norm's), or
+    none can be computed: over an anchor, which makes them require it, and the inputs. `points` are
+    those of its outputs that have nodes of their own."""
+    differentiable = signature.differentiable
+
+    class CompiledFunction(torch.autograd.Function):
+        """A compiled forward; its backward reaches nothing."""
+
+        @staticmethod
+        def forward(ctx: Any, anchor: Tensor, *inputs: Any) -> tuple[Any, ...]:
+            ctx.count = len(inputs) + 1
+            ctx.replay = None
+            results = tuple(unrecorded(target, *inputs))
+            ctx.mark_non_differentiable(
+                *[
+                    r
+                    for i, r in enumerate(results)
+                    if i not in differentiable and isinstance(r, Tensor)
+                ]
+            )
+            ctx.set_materialize_grads(False)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
+            if signature.backward_error is not None:
+                raise RuntimeError(signature.backward_error)
+            for lost in signature.lost:
+                if gradients[differentiable[lost.tangent]] is not None:
+                    raise RuntimeError(lost.error)
+            if points is not None:
+                points.taken(ctx)
+                if not graph_is_kept():
+                    ctx.replay = None
+            return (None,) * int(ctx.count)
+
+        @staticmethod
+        def by_way(*args: Any) -> list[Tensor | None]:
+            """`ByWay.parts`, for the nodes of the outputs."""
+            assert points is not None
+            return points.parts(*args)
+
+    return CompiledFunction

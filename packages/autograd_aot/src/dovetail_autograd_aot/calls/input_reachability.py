@@ -1,0 +1,140 @@
+"""Inputs that only some of a compiled graph's outputs lead to.
+
+A compiled graph is one node of autograd's graph: from any output the engine comes to all that its
+inputs were computed from, also where it has no gradient to bring. There it would run, and free,
+what eager does not come to. So inputs that have a history, and get a gradient from some outputs
+only, are reached through nodes of their own, the gates, to which those outputs lead. The compiled
+backward leaves them their gradients; a gate that comes without it (no other input is asked for)
+runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls.double_backward import Gradients, Replay
+from dovetail_autograd_aot.calls.pass_state import OfPass
+from dovetail_autograd_aot.native import nodes_module
+
+
+@dataclass(eq=False)
+class _Left:
+    """The gradients that the compiled backward of a pass left to the gates, by input."""
+
+    gradients: dict[int, Tensor | None]
+
+
+@dataclass(frozen=True)
+class InputGates:
+    """The gates of one compiled graph: (inputs, forward outputs that lead to them) of each. `same`
+    are other inputs that are the very tensors, with the numbers of those. No output leads to those
+    `apart`; derivatives of second order may. The history of those `overtaken` is about to go
+    through this graph."""
+
+    gates: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    same: dict[int, int]
+    apart: tuple[int, ...] = ()
+    overtaken: frozenset[int] = frozenset()
+    left: OfPass[_Left] = field(default_factory=OfPass)
+
+    def stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs for the compiled function: leaves in place of those behind gates."""
+        given = list(inputs)
+        for i in self.behind():
+            given[i] = inputs[i].detach().requires_grad_()
+        for i, other in self.same.items():
+            given[i] = given[other]
+        return tuple(given)
+
+    def with_history(self, replay: Replay, inputs: tuple[Any, ...]) -> Replay:
+        """What a forward leaves for a differentiable backward, with the inputs as they were given
+        and not what stood for them."""
+        kept = list(replay.inputs)
+        for i in (*self.behind(), *self.same):
+            if i not in self.overtaken:
+                kept[i] = inputs[i]
+        return replay._replace(inputs=tuple(kept))
+
+    def behind(self) -> list[int]:
+        """The inputs for which others stand in the compiled function."""
+        return [*(i for own, _ in self.gates for i in own), *self.apart]
+
+    def open(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gates of one call."""
+        opened: tuple[Any, ...] = nodes_module().open_gates(self.gates, inputs, results)
+        return opened
+
+    def leave(self, ctx: Any, found: Gradients) -> Gradients:
+        """Of the gradients of a pass, leave the gates theirs; gives the others."""
+        if not self.gates:
+            return found
+        own = {i: found[i] for inputs, _ in self.gates for i in inputs}
+        self.left.keep(ctx, _Left(own))
+        return tuple(None if i in own else gradient for i, gradient in enumerate(found))
+
+    def taken(self, ctx: Any, gate: int) -> list[Tensor | None] | None:
+        """What was left for a gate; None if no compiled backward ran."""
+        left = self.left.get(ctx)
+        return None if left is None else [left.gradients[i] for i in self.gates[gate][0]]
+
+
+def _may_be_behind(
+    joint: JointGraph, parts: PartitionedGraph, index: int, cut: Sequence[int]
+) -> bool:
+    """Whether only some outputs lead to an input, or none, and it is not `cut` off."""
+    everything = (1 << len(parts.signature.differentiable)) - 1
+    mask = parts.gradient_tangents[index]
+    if 0 < mask < everything:
+        return bool(joint.points)
+    return not mask and not joint.paths[index] and index not in cut
+
+
+def maybe_gated(
+    joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
+) -> tuple[int, ...]:
+    """The inputs that are behind gates if they have a history, and not if they are leaves.
+    (Parameters are leaves.)"""
+    return tuple(
+        i
+        for i, value in enumerate(examples)
+        if isinstance(value, Tensor)
+        and value.requires_grad
+        and not isinstance(value, Parameter)
+        and _may_be_behind(joint, parts, i, cut)
+    )
+
+
+def input_gates(
+    joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
+) -> InputGates | None:
+    """The gates of a graph with these inputs, of which some are `cut` off, if it has any."""
+    signature = parts.signature
+    overtaken = {m.index for m in signature.mutated if not m.data_only}
+    first: dict[int, int] = {}
+    same: dict[int, int] = {}
+    by_outputs: dict[int, list[int]] = {}
+    apart: list[int] = []
+    for i, value in enumerate(examples):
+        if not isinstance(value, Tensor) or not value.requires_grad or value.is_leaf:
+            continue
+        if first.setdefault(id(value), i) != i:
+            same[i] = first[id(value)]
+            continue
+        if _may_be_behind(joint, parts, i, cut):
+            mask = parts.gradient_tangents[i]
+            (by_outputs.setdefault(mask, []) if mask else apart).append(i)
+    gated = {*(i for own in by_outputs.values() for i in own), *apart}
+    same = {i: other for i, other in same.items() if other in gated}
+    if not gated:
+        return None
+    gates = []
+    for mask, own in by_outputs.items():
+        outputs = [o for t, o in enumerate(signature.differentiable) if mask >> t & 1]
+        gates.append((tuple(own), tuple(outputs)))
+    return InputGates(tuple(gates), same, tuple(apart), frozenset(overtaken))

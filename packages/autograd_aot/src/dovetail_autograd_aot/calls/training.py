@@ -1,0 +1,150 @@
+"""Compiled training: a graph's autograd function, and what is done around each call of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls.autograd_function import TrainingFunction
+from dovetail_autograd_aot.calls.cross_output_gradients import ByWay
+from dovetail_autograd_aot.calls.double_backward import DoubleBackward
+from dovetail_autograd_aot.calls.graph_calls import (
+    Compiled,
+    context_of,
+    cutting,
+    extension,
+    resolving,
+)
+from dovetail_autograd_aot.calls.input_reachability import InputGates, input_gates, maybe_gated
+from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
+from dovetail_autograd_aot.calls.partial_backwards import SeparateBackwards
+from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
+from dovetail_autograd_aot.outputs.epilogue import make_epilogue
+
+
+def compile_training(
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    forward: Compiled,
+    lazy: LazyBackward,
+    double: DoubleBackward,
+    late: LateNeeds,
+    unresolved: list[int],
+    examples: Sequence[Any],
+) -> Callable[..., tuple[Any, ...]]:
+    """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
+    are the inputs that are lazy conjugates or negatives, `examples` inputs such as it is called
+    with."""
+    make = functools.partial(
+        _make_run, joint, parts, forward, lazy, double, late, unresolved, examples
+    )
+    maybe = maybe_gated(joint, parts, examples, double.cut)
+    run = make(input_gates(joint, parts, examples, double.cut))
+    if not maybe:
+        return run
+    # Which inputs are leaves is not guarded.
+    known = {tuple(examples[i].is_leaf for i in maybe): run}
+
+    def by_leaves(*inputs: Any) -> tuple[Any, ...]:
+        leaves = tuple([inputs[i].is_leaf for i in maybe])
+        chosen = known.get(leaves)
+        if chosen is None:
+            chosen = known[leaves] = make(input_gates(joint, parts, inputs, double.cut))
+        return chosen(*inputs)
+
+    return by_leaves
+
+
+def _make_run(
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    forward: Compiled,
+    lazy: LazyBackward,
+    double: DoubleBackward,
+    late: LateNeeds,
+    unresolved: list[int],
+    examples: Sequence[Any],
+    gates: InputGates | None,
+) -> Callable[..., tuple[Any, ...]]:
+    """As `compile_training`, with these gates."""
+    signature = parts.signature
+    extend = extension(joint)
+    epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
+    separate = SeparateBackwards(joint, parts, lazy)
+    by_way = ByWay(double, joint.points) if joint.points else None
+    ways = _ways(joint, parts, double, examples)
+    function = TrainingFunction(
+        parts, forward, lazy, double, late, separate, by_way, gates, ways, joint.counters
+    )
+    watch = function.saved.watch if joint.counters.watched else None
+    apply = resolving(cutting(function.autograd_function().apply, double.cut), unresolved)
+    if not torch.is_grad_enabled():
+        # Called under no_grad, with a region inside that switches gradients on.
+        apply = torch.enable_grad()(apply)
+
+    if extend is None and gates is None and epilogue is None:
+        if not late.outputs and not joint.counted:
+            return apply
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        if extend is not None:
+            inputs = extend(inputs)
+        results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
+        context = None
+        if late.outputs or joint.counted or gates is not None or watch is not None:
+            context = context_of(results)
+        if gates is not None and context is not None:
+            context.replay = gates.with_history(context.replay, double.in_shape(inputs))
+            opened = gates.open(inputs, results)
+            outputs = results if epilogue is None else epilogue(inputs, results, opened)
+        else:
+            outputs = results if epilogue is None else epilogue(inputs, results)
+        if context is not None:
+            late.remember_outputs(context, outputs)
+            if watch is not None:
+                watch(context, outputs)
+            if joint.counted:
+                context.replay = double.counted_again(context.replay)
+        return outputs
+
+    return run
+
+
+def unreached_inputs(
+    joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any]
+) -> list[int]:
+    """Of the inputs that require a gradient, those that get none from any output; if others do, so
+    that the outputs require gradients all the same. (The user's own backward code may use such an
+    input, and so give it a gradient of second order. What comes a second time got its gradient the
+    first time.)"""
+    masks = parts.gradient_tangents
+    if joint.user_code or not any(masks):
+        return []
+    first: dict[int, int] = {}
+    found: list[int] = []
+    for i, value in enumerate(examples):
+        if getattr(value, "requires_grad", False):
+            known = first.setdefault(id(value), i)
+            if (known in found) if known != i else not masks[i]:
+                found.append(i)
+    return found
+
+
+def _ways(
+    joint: JointGraph, parts: PartitionedGraph, double: DoubleBackward, examples: Sequence[Any]
+) -> set[int]:
+    """For the inputs that autograd comes to from the compiled function, which tangents give one a
+    gradient, as bit sets: the different ones."""
+    masks = parts.gradient_tangents
+    known = (*examples, *joint.constants_lifted)
+    found = {
+        masks[i]
+        for i, value in enumerate(known)
+        if i not in double.cut and isinstance(value, Tensor) and value.requires_grad
+    }
+    return found | set(masks[len(known) :])

@@ -1,0 +1,1 @@
+"""What graphs are made of: nodes, what is known of operators, symbolic sizes."""

@@ -1,0 +1,1 @@
+"""The joint trace of a captured graph: forward and backward as one functional graph."""

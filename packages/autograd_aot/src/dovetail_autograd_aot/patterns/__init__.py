@@ -1,0 +1,1 @@
+"""Rewrites of captured graphs before they are traced: attention that is written out."""

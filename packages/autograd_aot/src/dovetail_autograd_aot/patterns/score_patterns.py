@@ -1,0 +1,412 @@
+"""Attention with a function of its scores in a captured graph: its parts, where they are told apart
+without their function.
+
+`match` finds, back from the product that ends attention, the softmax and the first product, and
+what leads from the one to the other. What that reads is computed with it where this is cheap (masks
+of places), and read by it where not.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+from dovetail_autograd_aot.patterns.attention_pattern import (
+    CASTS,
+    HALVES,
+    Written,
+    dropped_nothing,
+    fake_of,
+    operands_of,
+    softmax_of,
+    writes,
+)
+
+# Of fewer scores the library's products and a softmax in memory take less time.
+WORTH_SCORES = 1 << 20
+LEAST_LENGTH = 64
+HEAD_SIZES = range(16, 257)
+
+# What gives a view of its first argument.
+_VIEWS: Collection[Any] = {
+    "expand", "view", "unsqueeze", "squeeze", "transpose", "permute", "reshape", "expand_as",
+    operator.getitem,
+}  # fmt: skip
+# Pointwise functions of masks and places, which take less time than reading what they give.
+_SUNK: Collection[Any] = {
+    torch.arange, torch.full, torch.ones, torch.zeros, torch.tril, torch.triu, "tril", "triu",
+    torch.ones_like, torch.zeros_like, "new_ones", "new_zeros", "new_full",
+    operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne,
+    operator.and_, operator.or_, operator.invert, operator.add, operator.sub, operator.mul,
+    operator.neg, torch.where, torch.logical_and, torch.logical_or, torch.logical_not, torch.abs,
+    "logical_and", "logical_or", "logical_not", "abs", "to", "float", "bool", "int", "long",
+    "lt", "le", "gt", "ge", "eq", "ne", "masked_fill", "where", *_VIEWS,
+}  # fmt: skip
+_MAPPED = "vmap_of_graph"  # the name of a function that was captured to be mapped
+
+
+@dataclass
+class Found:
+    """Attention in a graph: `last` is the product that ends it, `sums` what gives the logarithms of
+    the sums of exponentials, if something does. `path` leads from the first product to the scores
+    that shares are made of; `sunk` is computed with it, `captured` read by it.
+
+    Where attention with a mask is what the program calls, there is neither product nor path: scores
+    are `scale` times the products, where `mask` holds.
+    """
+
+    last: Node
+    query: Node
+    key: Node
+    value: Node
+    transposed: bool  # the key is as it is
+    empty: float
+    product: Node | None = None
+    scores: Node | None = None
+    sums: Node | None = None
+    mask: Node | None = None
+    scale: float = 1.0
+    path: list[Node] = field(default_factory=list)
+    sunk: list[Node] = field(default_factory=list)
+    captured: list[Node] = field(default_factory=list)
+    score: str = ""  # the function as text,
+    derived: bool = False  # with its derivative
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of scores."""
+        q, k = self.query.meta["val"]._sizes, self.key.meta["val"]._sizes
+        return (*q[:3], k[2] if self.transposed else k[3])
+
+    @property
+    def device(self) -> torch.device:
+        """Where all is computed."""
+        found: torch.device = self.query.meta["val"]._device
+        return found
+
+
+def match(
+    last: Node, order: dict[Node, int], device_type: str, dtypes: Collection[torch.dtype]
+) -> Found | None:
+    """The parts of attention that ends with a node, if their shapes and types are those that
+    kernels are written for."""
+    found = _with_a_mask(last)
+    if found is not None:
+        if not _fits(found, device_type, dtypes) or found.mask is None:
+            return None
+        _sink(found, [found.mask], order, _barrier(order, last))
+        return found
+    factors = operands_of(last)
+    if factors is None:
+        return None
+    shares, value = factors
+    ends = _softmax_in_one(shares) or _softmax_in_parts(shares)
+    if ends is None:
+        return None
+    scores, sums, readers, empty = ends
+    product = _product_below(scores)
+    if product is None:
+        return None
+    written = Written()
+    first = operands_of(product, written)
+    if first is None:
+        return None
+    query = _narrow_source(first[0])
+    key, transposed = _keys(first[1], written.transposed)
+    operands = (query, key, _unrepeated(value), transposed)
+    found = Found(last, *operands, empty, product, scores, sums)
+    if not _fits(found, device_type, dtypes) or not _find_path(found, readers, order):
+        return None
+    return found
+
+
+def _with_a_mask(last: Node) -> Found | None:
+    """Attention with a boolean mask, and 0 where a row of the mask holds nowhere."""
+    if last.target is not torch.where or len(last.args) != 3 or last.args[2] != 0.0:
+        return None
+    some, call, _ = last.args
+    if not isinstance(some, Node) or not isinstance(call, Node) or len(call.users) != 1:
+        return None
+    if call.target is not F.scaled_dot_product_attention or len(call.args) != 3:
+        return None
+    hidden = call.kwargs.get("attn_mask")
+    if some.target != "any" or some.args[1:] != (-1,) or some.kwargs != {"keepdim": True}:
+        return None
+    seen = some.args[0]
+    if not isinstance(hidden, Node) or hidden.target is not operator.or_:
+        return None
+    other = hidden.args[1]
+    inverted = isinstance(other, Node) and other.target in (operator.invert, operator.inv)
+    if hidden.args[0] is not seen or not inverted or other.args != (some,):  # type: ignore[union-attr]
+        return None
+    scale = call.kwargs.get("scale")
+    if call.kwargs.keys() - {"attn_mask", "scale", "enable_gqa"} or not isinstance(scale, float):
+        return None
+    operands = [a for a in call.args if isinstance(a, Node)]
+    if len(operands) != 3 or not isinstance(seen, Node) or fake_of(seen) is None:
+        return None
+    query, key, value = operands
+    return Found(last, query, key, value, True, 0.0, mask=seen, scale=scale)
+
+
+def _softmax_in_one(shares: Node) -> tuple[Node, None, set[Node], float] | None:
+    """The scores of which `shares` are the softmax, and who reads them for it."""
+    written = Written()
+    node = dropped_nothing(_float_source(shares), written)
+    if node is None:
+        return None
+    softmax = _float_source(node)
+    source = softmax_of(softmax, written)
+    return None if source is None else (source, None, {softmax}, math.nan)
+
+
+def _softmax_in_parts(shares: Node) -> tuple[Node, Node, set[Node], float] | None:
+    """The same of exp(scores - logsumexp(scores)), of which a row of nothing is 0."""
+    node = _float_source(shares)
+    if node.target is not torch.exp or not isinstance(node.args[0], Node):
+        return None
+    less = node.args[0]
+    if less.target is not operator.sub or len(less.users) != 1 or len(node.users) != 1:
+        return None
+    scores, row = less.args
+    if not isinstance(row, Node) or row.target != "unsqueeze" or row.args[1:] != (-1,):
+        return None
+    start = row.args[0]
+    if not isinstance(start, Node) or start.target is not torch.where or len(start.args) != 3:
+        return None
+    nothing, zero, sums = start.args
+    if zero != 0.0 or not isinstance(sums, Node) or sums.target is not torch.logsumexp:
+        return None
+    if not isinstance(nothing, Node) or nothing.target != "isneginf" or nothing.args != (sums,):
+        return None
+    if sums.args != (scores, -1) or sums.kwargs or not isinstance(scores, Node):
+        return None
+    return scores, sums, {less, sums}, 0.0
+
+
+def _float_source(node: Node) -> Node:
+    """What was converted between floating types, if that is all."""
+    while node.target in CASTS and node.op == "call_method" and len(node.users) == 1:
+        source = node.args[0]
+        before, after = fake_of(source), fake_of(node)
+        if before is None or after is None or not isinstance(source, Node):
+            break
+        if not (before._dtype.is_floating_point and after._dtype.is_floating_point):
+            break
+        node = source
+    return node
+
+
+def _narrow_source(node: Node) -> Node:
+    """What was converted to a wider floating type."""
+    while node.target in CASTS and node.op == "call_method":
+        source = node.args[0]
+        before, after = fake_of(source), fake_of(node)
+        if before is None or after is None or not isinstance(source, Node):
+            break
+        if before._dtype is not after._dtype and before._dtype not in HALVES:
+            break
+        node = source
+    return node
+
+
+def _keys(node: Node, transposed: bool) -> tuple[Node, bool]:
+    """The keys in a right factor, each head once; and whether they are as they are, not turned."""
+    node = _narrow_source(node)
+    turned = node.args[1:] in ((-2, -1), (-1, -2), (2, 3), (3, 2))
+    if not transposed and node.target in ("transpose", torch.transpose) and turned:
+        source = node.args[0]
+        if isinstance(source, Node):
+            return _unrepeated(_narrow_source(source)), True
+    return node, transposed
+
+
+def _unrepeated(node: Node) -> Node:
+    """What heads were repeated of, each in turn; `node` if none were."""
+    node = _narrow_source(node)
+    if node.target in ("repeat_interleave", torch.repeat_interleave):
+        source = node.args[0]
+        if len(node.args) == 3 and node.args[2] == 1 and type(node.args[1]) is int:
+            return _narrow_source(source) if isinstance(source, Node) else node
+    if node.target in ("reshape", "view"):  # [b, h, n, d] -> [b, h, 1, n, d] -> expanded -> here
+        wide = node.args[0]
+        if isinstance(wide, Node) and wide.target == "expand" and isinstance(wide.args[0], Node):
+            source = _lifted_from(wide.args[0])
+            before, between, after = (fake_of(n) for n in (wide.args[0], wide, node))
+            if source is None or before is None or between is None or after is None:
+                return node
+            (b, h, _, n, d), times = before._sizes, between._sizes[2]
+            grouped = tuple(between._sizes) == (b, h, times, n, d)
+            if grouped and tuple(after._sizes) == (b, h * times, n, d):
+                return _narrow_source(source)
+    return node
+
+
+def _lifted_from(node: Node) -> Node | None:
+    """x of `x[:, :, None, :, :]` or `x.unsqueeze(2)`, of four dimensions."""
+    source = node.args[0] if node.args else None
+    value = fake_of(source)
+    if not isinstance(source, Node) or value is None or len(value._sizes) != 4:
+        return None
+    after = fake_of(node)
+    if after is None or len(after._sizes) != 5 or after._sizes[2] != 1:
+        return None
+    whole = slice(None)
+    if node.target is operator.getitem:
+        parts = node.args[1]
+        lifts = isinstance(parts, tuple) and parts in (
+            (whole, whole, None), (whole, whole, None, whole), (whole, whole, None, whole, whole)
+        )  # fmt: skip
+        return source if lifts else None
+    return source if node.target == "unsqueeze" and node.args[1] == 2 else None
+
+
+def _product_below(scores: Node) -> Node | None:
+    """The product of which some scores of its size are a function: the only one."""
+    sizes = fake_of(scores)
+    if sizes is None:
+        return None
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    stack = [scores]
+    while stack:
+        node = stack.pop()
+        value = fake_of(node)
+        if node in seen or value is None or value._sizes != sizes._sizes:
+            continue
+        seen.add(node)
+        if operands_of(node, Written()) is not None:
+            found.add(node)
+        else:
+            stack.extend(node.all_input_nodes)
+    return found.pop() if len(found) == 1 else None
+
+
+def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bool:
+    """Whether there are kernels for such operands, and these gain something."""
+    fakes = [fake_of(n) for n in (found.query, found.key, found.value, found.last)]
+    if any(f is None or len(f._sizes) != 4 for f in fakes):
+        return False
+    q, k, v, out = (f for f in fakes if f is not None)
+    if any(type(n) is not int for f in (q, k, v) for n in (*f._sizes, *f._strides)):
+        return False
+    if not (q._dtype is k._dtype is v._dtype is out._dtype) or q._dtype not in dtypes:
+        return False
+    if any(f._device != q._device or f._device.type != device_type for f in (q, k, v)):
+        return False
+    batch, heads, m, d = q._sizes
+    keys, n, e = k._sizes[1], v._sizes[2], v._sizes[3]
+    turned = (n, d) if found.transposed else (d, n)
+    alike = (k._sizes[0], v._sizes[0], v._sizes[1]) == (batch, batch, keys)
+    if not alike or tuple(k._sizes[2:]) != turned or not keys or heads % keys:
+        return False
+    scores = fake_of(found.scores)
+    if scores is not None and tuple(scores._sizes) != (batch, heads, m, n):
+        return False
+    if tuple(out._sizes) != (batch, heads, m, e):
+        return False
+    if d not in HEAD_SIZES or e not in HEAD_SIZES or min(m, n) < LEAST_LENGTH:
+        return False
+    return bool(batch * heads * m * n >= WORTH_SCORES)
+
+
+def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool:
+    """Fill in what is computed of scores and what is read for it; False if something else reads
+    scores, or something changes in between."""
+    assert found.product is not None and found.scores is not None
+    above: set[Node] = set()
+    stack = [found.scores]
+    while stack:
+        node = stack.pop()
+        if node not in above and order[node] > order[found.product]:
+            above.add(node)
+            stack.extend(node.all_input_nodes)
+    reached = {found.product}
+    for node in sorted(above, key=order.__getitem__):
+        if reached.intersection(node.all_input_nodes):
+            reached.add(node)
+    found.path = sorted(reached - {found.product}, key=order.__getitem__)
+    inside = reached | readers
+    ends = {found.scores: readers}
+    if found.scores is found.product and not found.path:
+        return False  # no function at all
+    for node in reached:
+        if any(user not in (inside if node in ends else reached) for user in node.users):
+            return False
+    between = [n for n in order if order[found.product] < order[n] < order[found.last]]
+    if any(n not in reached and not is_pure(n) for n in between):
+        return False
+    side = {n for node in found.path for n in node.all_input_nodes} - reached
+    _sink(found, side, order, _barrier(order, found.product))
+    return True
+
+
+def _sink(found: Found, side: Iterable[Node], order: dict[Node, int], barrier: int) -> None:
+    """Decide of what the path reads what is computed with it."""
+    sunk: set[Node] = set()
+    captured: set[Node] = set()
+    stack = list(side)
+    while stack:
+        node = stack.pop()
+        if node in sunk or node in captured:
+            continue
+        if _may_sink(node) and (order[node] > barrier or not node.all_input_nodes):
+            sunk.add(node)
+            stack.extend(node.all_input_nodes)
+        else:
+            captured.add(node)
+    found.sunk = sorted(sunk, key=order.__getitem__)
+    found.captured = sorted(captured, key=order.__getitem__)
+
+
+def _may_sink(node: Node) -> bool:
+    if node.op not in ("call_function", "call_method") or fake_of(node) is None:
+        return False
+    return node.target in _SUNK or getattr(node.target, "__name__", "") == _MAPPED
+
+
+def _barrier(order: dict[Node, int], before: Node) -> int:
+    """The position of the last node before another which what was computed earlier may not pass."""
+    found = [order[n] for n in order if order[n] < order[before] and _is_barrier(n)]
+    return max(found, default=-1)
+
+
+def is_pure(node: Node) -> bool:
+    """False for what writes, or enters or leaves a mode, or does anything but give a value."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return node.op != "output"
+    return not writes(node) and node.meta.get("val") is not None
+
+
+def lies_anyhow(node: Node) -> bool:
+    """Whether nobody can tell how a tensor lies in memory: it is copied, and the copies lie as they
+    are told."""
+    for user in node.users:
+        if user.op != "call_method":
+            return False
+        copied = user.target == "copy_" and user.args[0] is not node
+        if copied or user.target == "new_empty_strided":
+            continue
+        if user.target == "contiguous" and len(user.args) == 1 and not user.kwargs:
+            continue
+        if user.target not in ("transpose", "permute") or not lies_anyhow(user):
+            return False
+    return True
+
+
+def _is_barrier(node: Node) -> bool:
+    """Whether what was computed before may differ from what is computed after. (To leave autocast
+    makes no difference to functions of places.)"""
+    if node.target is torch.amp.autocast_mode._enter_autocast and node.args[2:3] == (False,):
+        return False
+    return not is_pure(node)
+
+
+__all__ = ["Found", "is_pure", "lies_anyhow", "match"]

@@ -1,0 +1,1 @@
+"""Tensor subclasses that wrap tensors, taken apart at the boundary of a compiled graph."""

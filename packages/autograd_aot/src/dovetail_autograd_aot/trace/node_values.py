@@ -1,0 +1,155 @@
+"""Small functions on graph values: nodes, the fakes they stand for, keys of operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from dovetail_guards.sym_node import expr_of
+from dovetail_prims.fake_tensor import FakeTensor, propagate
+from torch.fx import GraphModule, Node
+
+from dovetail_autograd_aot.trace import storage
+
+aten = torch.ops.aten
+
+
+def values(value: Any) -> Any:
+    """Fakes and symbolic sizes for nodes."""
+    if type(value) is Node:
+        return value.meta["val"]
+    if type(value) is tuple:
+        return tuple(values(v) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [values(v) for v in value]
+    return value
+
+
+def attribute_of(gm: GraphModule, target: str) -> Any:
+    """What a `get_attr` node reads."""
+    value: Any = gm
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def values_of(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`values` of keyword arguments."""
+    return {k: values(v) for k, v in kwargs.items()} if kwargs else kwargs
+
+
+def wrapped(value: Any) -> Any:
+    """Traced tensors for nodes, so that a decomposition can be called on them."""
+    if type(value) is Node:
+        val = value.meta["val"]
+        return storage.fresh(value) if isinstance(val, FakeTensor) else val
+    if isinstance(value, (list, tuple)):
+        return type(value)(wrapped(v) for v in value)
+    return value
+
+
+def wrapped_dict(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`wrapped` of keyword arguments."""
+    return {k: wrapped(v) for k, v in kwargs.items()}
+
+
+def merge_key(value: Any) -> Any:
+    """A hashable stand-in for arguments: equal only if they mean the same (1 is not 1.0 here)."""
+    kind = type(value)
+    if kind is Node:
+        return value
+    if kind is tuple or kind is list or isinstance(value, (list, tuple)):
+        return tuple([merge_key(v) for v in value])
+    if kind is float:
+        return (float, value, math.copysign(1.0, value))
+    if kind is int or kind is bool or kind is complex:
+        return (kind, value)
+    return value
+
+
+def flatten(values: Sequence[Any]) -> list[Any]:
+    """The values, with those of lists and tuples among them in their place."""
+    flat: list[Any] = []
+    for v in values:
+        flat.extend(v) if isinstance(v, (list, tuple)) else flat.append(v)
+    return flat
+
+
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal; asking assumes nothing about symbolic ones."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    return expr_of(a) is expr_of(b)
+
+
+def same_sizes(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    """Whether two shapes are known to be equal."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def same_metadata(a: FakeTensor, b: FakeTensor) -> bool:
+    """Whether a tensor like `a` can stand for one like `b`: users see all strides, those of
+    dimensions of one element too."""
+    return (
+        a._dtype is b._dtype
+        and same_sizes(a._sizes, b._sizes)
+        and same_sizes(a._strides, b._strides)
+        and a._device == b._device
+        and same_size(a._offset, b._offset)
+    )
+
+
+def same_strides(a: FakeTensor, b: FakeTensor) -> bool:
+    """Whether two tensors of one shape have the same strides where they matter."""
+    return all(
+        same_size(x, y) or same_size(size, 1)
+        for x, y, size in zip(a._strides, b._strides, a._sizes, strict=True)
+    )
+
+
+def hint(size: Any) -> int:
+    """The example value of a size; a large one where only the data tells it."""
+    return size if type(size) is int else int(size.node.hint_or_guess())
+
+
+def is_contiguous(val: FakeTensor) -> bool:
+    """Whether the strides are those of a dense tensor in row-major order."""
+    expected: Any = 1
+    for size, stride in zip(reversed(val._sizes), reversed(val._strides), strict=True):
+        if same_size(size, 1):
+            continue
+        if not same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
+
+
+def viewable(val: FakeTensor, sizes: tuple[Any, ...]) -> bool:
+    """Whether a tensor can be seen in another shape without a copy."""
+    if is_contiguous(val):
+        return True
+    try:
+        propagate(aten.view.default, (val, list(sizes)), {})
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def value_bytes(value: object) -> int:
+    """The bytes of a tensor (at hint sizes); 8 for a number; the sum over a tuple."""
+    if isinstance(value, FakeTensor):
+        return math.prod(hint(s) for s in value._sizes) * value._dtype.itemsize
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.dtype.itemsize
+    if isinstance(value, (tuple, list)):
+        return sum(value_bytes(v) for v in value)
+    return 8
+
+
+def example_values(gm: GraphModule) -> list[Any]:
+    """The values that stand for a graph's inputs."""
+    return [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
