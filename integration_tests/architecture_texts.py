@@ -48,7 +48,7 @@ def _excerpt(artifact: str, text: str) -> str:
     """What is the same on each machine; of a plan, what it runs, without the kernels' sources."""
     if artifact == "output_code":
         text = text[text.index("def run_graph(") : text.index("\n\nif __name__")]
-        text = re.sub(r"dovetail_[0-9a-f]{16}", "dovetail_...", text)
+        text = re.sub(r"_[0-9a-f]{16}'", "_...'", text)
     text = re.sub(r"from '[^'\n]*'?\S*", "...", text)
     text = re.sub(r"0x[0-9a-f]+", "0x...", text)
     return "\n".join(line.rstrip() for line in text.strip().splitlines() if line.strip())

@@ -14,12 +14,14 @@ Each stage can be run alone from the boundary value before it; nothing else join
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -58,7 +60,7 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.node_error import blamed
 from dovetail_prims.node_facts import STATIC
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
-from dovetail_runtime import CompiledArtifact, load
+from dovetail_runtime import CompiledArtifact, LoadOptions, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
 from torch.fx import GraphModule
@@ -225,7 +227,7 @@ class CompilerBackend:
         if _computes_shapes(gm):
             return gm.forward
         try:
-            artifact = self.compile_functional(gm, example_inputs, role.place)
+            artifact = self.compile_functional(gm, example_inputs, role.place, label_of(gm, role))
         except Exception as error:
             return self._without_kernels(gm, role, error)
         asked_for = self.options.cudagraphs
@@ -294,9 +296,10 @@ class CompilerBackend:
         note_failure(self.failures, failure_of(stage, error, role.place, gm))
 
     def compile_functional(
-        self, gm: GraphModule, example_inputs: Sequence[Any], place: str = ""
+        self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "", label: str = ""
     ) -> CompiledArtifact:
-        """Compile a functional ATen graph: loops, kernels, plan, native program."""
+        """Compile a functional ATen graph: loops, kernels, plan, native program. `label` is what
+        profiles call its calls."""
         start = time.perf_counter()
         tuner = self.tuner if self.options.max_autotune else None
         with collector_paused():  # (a backward's is compiled at the first call of it)
@@ -304,7 +307,7 @@ class CompilerBackend:
             tell_of_plan(plan, place)
             planned = time.perf_counter()
             try:
-                artifact = load(plan)
+                artifact = load(plan, options=LoadOptions(label=label))
             except Exception as error:
                 if (found := find_error(gm, example_inputs)) is not None:
                     error.add_note(f"The code generator is at fault, {found}")
@@ -362,6 +365,18 @@ class _Stages:
         """Compile a backward, which may be while the program runs."""
         late = _Role(self.role.training, self.role.place, late=True)
         return self.backend._compile(graph, inputs, late)
+
+
+def label_of(gm: GraphModule, role: _Role) -> str:
+    """What profiles call a graph's calls: the function that was compiled, with its first line that
+    computes something: `dovetail: forward (model.py:12)`."""
+    traces = (str(node.meta.get("stack_trace") or "") for node in gm.graph.nodes)
+    outermost = next((trace.strip().splitlines()[0] for trace in traces if trace.strip()), "")
+    found = re.search(r'File "([^"]*)", line (\d+), in (.*)', outermost)
+    half = " backward" if role.late else ""
+    if found is None:
+        return f"dovetail: a graph{half}"
+    return f"dovetail: {found[3].strip()}{half} ({Path(found[1]).name}:{found[2]})"
 
 
 def _computes_shapes(gm: GraphModule) -> bool:

@@ -133,7 +133,7 @@ def test_other_bytes_are_refused() -> None:
         plan_from_bytes(b"something else")
     data = plan_to_bytes(everything())
     with pytest.raises(PlanFormatError, match="format 999 cannot be read"):
-        plan_from_bytes(data.replace(b"format 2 ", b"format 999 ", 1))
+        plan_from_bytes(data.replace(b"format 3 ", b"format 999 ", 1))
 
 
 def test_the_cache_keeps_plans(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from dovetail_inductor.codegen_triton.attention import emit_attention
 from dovetail_inductor.codegen_triton.combined import emit_combined
 from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
 from dovetail_inductor.codegen_triton.product import emit_product
+from dovetail_inductor.kernel_names import label_of, operators_of
 from dovetail_inductor.loop_ir.expr import Apply, walk
 from dovetail_inductor.loop_ir.loops import PART, Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
@@ -48,6 +49,7 @@ from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
     KernelGraph,
     ProductKernel,
+    kernels_of,
 )
 from dovetail_inductor.scheduler.memory import MemoryPlan
 from dovetail_inductor.scheduler.twins import in_place
@@ -91,6 +93,8 @@ class _Writer:
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
     unchecked: list[Assert] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
+    # The program's lines, by the names of the graph's nodes.
+    lines: Mapping[str, str] = field(default_factory=dict)
     # Each buffer's slab, by its device and its number there.
     slab_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -160,7 +164,7 @@ class _Writer:
                 if name is not None:
                     self.allocate(name)
             for emitted in emit_attention(call, self.buffers):
-                self.launch_triton(emitted)
+                self.launch_triton(emitted, label_of((), self.lines, f"attention{call.line}"))
             return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
@@ -238,35 +242,37 @@ class _Writer:
         """The plan's names for buffers that a kernel takes."""
         return tuple(self.instead.get(name, name) for name in buffers)
 
-    def launch_triton(self, emitted: EmittedKernel) -> None:
-        """A launch on a GPU."""
+    def launch_triton(self, emitted: EmittedKernel, label: str) -> None:
+        """A launch on a GPU; `label` is what people call it."""
         self.kernels[emitted.kernel.symbol] = emitted.kernel
         sizes = tuple(SizeExpr("sym", (name,)) for name in emitted.symbols)
         args: tuple[str | Size, ...] = (*self.places(emitted.tensors), *sizes)
         x, y, z = (size_expr(n) for n in emitted.grid)
-        self.steps.append(LaunchTriton(emitted.kernel.symbol, args, (x, y, z)))
+        self.steps.append(LaunchTriton(emitted.kernel.symbol, args, (x, y, z), label))
 
     def launch(self, kernel: FusedKernel | CombinedKernel | ProductKernel) -> None:
         """A generated kernel; equal kernels are one."""
         for name in sorted(kernel.writes() - kernel.internal, key=_number):
             self.allocate(name)
         if isinstance(kernel, ProductKernel):
-            self.launch_triton(emit_product(kernel, self.buffers))
+            label = label_of(kernel.epilogue.nests, self.lines, "product")
+            self.launch_triton(emit_product(kernel, self.buffers), label)
             return
         place = (self.graph.builder, self.buffers, self.name_of)
+        label = label_of((nest for each in kernels_of([kernel]) for nest in each.nests), self.lines)
         if isinstance(kernel, CombinedKernel):
             kernel, parts = rebase_combined(kernel, *place)
             self.buffers |= parts
-            self.launch_triton(emit_combined(kernel, self.buffers))
+            self.launch_triton(emit_combined(kernel, self.buffers), label)
             return
         kernel, parts = rebase(kernel, *place)
         self.buffers |= parts
         if self.on_gpu(self.buffers[kernel.nests[0].buffer].device):
-            self.launch_triton(emit_triton(kernel, self.buffers))
+            self.launch_triton(emit_triton(kernel, self.buffers), label)
             return
         source, shape = cpp.emit_kernel(self.graph.builder, kernel, self.buffers, self.simd_bytes)
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
-        symbol = f"dovetail_{digest}"
+        symbol = f"dovetail_{operators_of(kernel.nests)}_{digest}"
         if symbol not in self.kernels:
             text = source.text.replace("@symbol@", symbol)
             self.kernels[symbol] = CppKernel(symbol, text, cpp_preamble())
@@ -274,7 +280,7 @@ class _Writer:
         work = size_expr(shape.work)
         pointers = self.places(source.pointers)
         line = _line_of_checks(kernel)
-        self.steps.append(LaunchCpp(symbol, pointers, sizes, work, shape.grain, line))
+        self.steps.append(LaunchCpp(symbol, pointers, sizes, work, shape.grain, line, label))
 
 
 def _line_of_checks(kernel: FusedKernel) -> str:
@@ -289,14 +295,22 @@ def _number(name: str) -> tuple[int, str]:
     return (int(digits) if digits else 0, name)
 
 
-def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, name: str) -> Plan:
-    """Write the steps, with allocations before and releases after.
+def emit_plan(
+    graph: KernelGraph,
+    memory: MemoryPlan,
+    options: InductorOptions,
+    name: str,
+    lines: Mapping[str, str],
+) -> Plan:
+    """Write the steps, with allocations before and releases after. `lines` are those of the
+    program, by the names of the graph's nodes.
 
     Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
     """
     simd = options.simd_bytes or host_simd_bytes()
     on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
     writer = _Writer(graph, memory, simd, options.on_gpu, _addressed_by_strides(graph))
+    writer.lines = lines
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
     writer.unchecked += graph.checks

@@ -16,6 +16,7 @@ from dovetail_inductor.autotune.choose import Tuner, choose_products
 from dovetail_inductor.codegen_cpp.scopes import ScopeError, check_scopes
 from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
+from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.knobs import VERIFY_LOOPS
 from dovetail_inductor.loop_ir.loops import LoopGraph, LoopNest
 from dovetail_inductor.lowering.lower import lower
@@ -114,6 +115,7 @@ def compile_graph(
     summed = passes.run("scatter_sums", lambda: scatter_sums(read))
     # Before ops become loops, which know no complex numbers.
     split = passes.run("complex_parts", lambda: complex_parts(summed, chosen))
+    lines = {node.name: line_of(node) for node in split.graph.nodes}
     # Ops become loop nests over buffers; views become index arithmetic.
     loops = passes.run("lower", lambda: lower(split, chosen.triton, chosen.everywhere, branch))
     # Before anything looks at loops: drop what no one needs.
@@ -156,7 +158,7 @@ def compile_graph(
     )
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())
     memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned, places))
-    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name))
+    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name, lines))
 
 
 def _owned(gm: GraphModule, kernels: KernelGraph) -> frozenset[str]:

@@ -343,7 +343,8 @@ PyTypeObject* executor_type = nullptr;
 PyObject* load(PyObject*, PyObject* args) {
   PyObject *tables = nullptr, *raw_stream = nullptr, *held = nullptr;
   int check_inputs = 0;
-  if (!PyArg_ParseTuple(args, "O!pOO", &PyDict_Type, &tables, &check_inputs, &raw_stream,
+  const char* label = nullptr;
+  if (!PyArg_ParseTuple(args, "O!psOO", &PyDict_Type, &tables, &check_inputs, &label, &raw_stream,
                         &held)) {
     return nullptr;
   }
@@ -355,6 +356,7 @@ PyObject* load(PyObject*, PyObject* args) {
     return nullptr;
   }
   program->check_inputs = check_inputs != 0;
+  program->label = label;
   auto* self = reinterpret_cast<Executor*>(executor_type->tp_alloc(executor_type, 0));
   if (self == nullptr) return nullptr;
   self->vectorcall = call;
@@ -411,7 +413,8 @@ PyObject* idle_slab_bytes(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"load", load, METH_VARARGS, "load(tables, check_inputs, raw_stream, held) -> Executor"},
+    {"load", load, METH_VARARGS, 
+     "load(tables, check_inputs, label, raw_stream, held) -> Executor"},
     {"probe", probe, METH_O, "How the executor reads a tensor: (numel, first size)."},
     {"call_kernel", call_kernel, METH_VARARGS,
      "call_kernel(function, pointers, sizes, begin, end): addresses and a range."},
@@ -446,7 +449,7 @@ PyMODINIT_FUNC PyInit__executor() {
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
   if (PyModule_AddStringConstant(result, "torch_version", DOVETAIL_TORCH_VERSION) < 0 ||
-      PyModule_AddIntConstant(result, "interface", 6) < 0) {
+      PyModule_AddIntConstant(result, "interface", 7) < 0) {
     Py_DECREF(result);
     return nullptr;
   }

@@ -57,9 +57,11 @@ def _cpp_builder(process: int) -> CppBuilder:
 @dataclass(frozen=True)
 class LoadOptions:
     """How a plan is loaded. `check_inputs`: verify dtype, device, shape and strides of every
-    input on every call (a mismatch is a RuntimeError that names the input)."""
+    input on every call (a mismatch is a RuntimeError that names the input). `label`: what profiles
+    call a call of it; without one they see its steps alone."""
 
     check_inputs: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class CompiledArtifact:
 
     plan: Plan
     run: Run
+    label: str = ""  # of its calls, in profiles
 
     def __call__(self, *inputs: torch.Tensor | int) -> tuple[torch.Tensor | int | None, ...]:
         return self.run(*inputs)
@@ -133,5 +136,5 @@ def load(
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     # The native program has bare addresses in it: it holds what keeps them valid.
     held = tuple(functions[k.symbol] for k in plan.kernels if k.symbol in functions)
-    run = executor_module().load(tables, chosen.check_inputs, raw_stream, held)
-    return CompiledArtifact(plan, run)
+    run = executor_module().load(tables, chosen.check_inputs, chosen.label, raw_stream, held)
+    return CompiledArtifact(plan, run, chosen.label)

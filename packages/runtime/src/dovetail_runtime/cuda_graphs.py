@@ -31,6 +31,7 @@ from dovetail_runtime.graph_recording import (
 )
 from dovetail_runtime.lifetimes import computes_on_cpu
 from dovetail_runtime.plan import Bind, CallAten, Choose, LaunchTriton, Plan, While
+from dovetail_runtime.profiles import in_profile
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
@@ -128,7 +129,8 @@ class GraphedArtifact:
         with self.pool.lock:
             ready = self._ready(inputs)
             if isinstance(ready, Recording):
-                return ready.replay(inputs, self.pool.take_turn())
+                with in_profile(self.artifact.label):
+                    return ready.replay(inputs, self.pool.take_turn())
         if ready is not None:
             return ready.run(self.artifact, inputs)
         return self.artifact.run(*inputs)
@@ -140,7 +142,8 @@ class GraphedArtifact:
             with self.pool.lock:
                 ready = self._ready(tuple(inputs))
                 if isinstance(ready, Recording):
-                    outputs = ready.replay(tuple(inputs), self.pool.take_turn())
+                    with in_profile(self.artifact.label):
+                        outputs = ready.replay(tuple(inputs), self.pool.take_turn())
                     inputs.clear()
                     return outputs
         if isinstance(ready, Timing):

@@ -196,6 +196,7 @@ class _Lowering:
                 return (
                     LAUNCH_CPP, told, self._address(step.kernel), tensors,
                     self._numbers(step.sizes), self._number(step.work), max(1, step.grain),
+                    step.label or step.kernel,
                 )  # fmt: skip
             case LaunchTriton():
                 return self._launch_triton(step)
@@ -305,7 +306,7 @@ class _Lowering:
         return (
             LAUNCH_TRITON, step.kernel, binary.entry, binary.cubin, tuple(args),
             self._numbers(step.grid), binary.shared_bytes, binary.threads,
-            binary.scratch_parameters, binary.scratch_bytes,
+            binary.scratch_parameters, binary.scratch_bytes, step.label or step.kernel,
         )  # fmt: skip
 
     def _call_aten(self, step: CallAten) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import torch
 from dovetail_runtime.knobs import Knobs
 
 # Changes with the arguments and tables that the native executor takes; _executor.cpp has it, too.
-INTERFACE = 6
+INTERFACE = 7
 
 
 class NativeMismatch(ImportError):

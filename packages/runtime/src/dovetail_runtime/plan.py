@@ -171,7 +171,8 @@ class View:
 @dataclass(frozen=True)
 class LaunchCpp:
     """Run a `CppKernel` over `work` items, in chunks of at least `grain`. `line` is the program's
-    line that an error of the kernel tells, if it may have any."""
+    line that an error of the kernel tells, if it may have any. `label` is what people call the
+    launch, in profiles."""
 
     kernel: str
     tensors: tuple[str, ...]
@@ -179,17 +180,19 @@ class LaunchCpp:
     work: Size
     grain: int
     line: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
 class LaunchTriton:
     """Launch a `TritonKernel`. `args` follow its non-constexpr parameters: a tensor's name or a
     size. For an i64 parameter the name is that of a CPU tensor of one element, whose value at the
-    time of the launch is passed, a float as the bits of its float64."""
+    time of the launch is passed, a float as the bits of its float64. `label`: see `LaunchCpp`."""
 
     kernel: str
     args: tuple[str | Size, ...]
     grid: tuple[Size, Size, Size]
+    label: str = ""
 
 
 # An argument of an ATen call: a tensor by name, a literal, or a (nested) list.

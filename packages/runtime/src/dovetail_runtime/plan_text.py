@@ -192,9 +192,10 @@ class _Writer:
             case LaunchCpp():
                 tensors = ", ".join(self._name(n) for n in step.tensors)
                 work = size_text(step.work)
-                return [f"cpp[{step.kernel!r}]([{tensors}], {_tuple(step.sizes)}, {work})"]
+                call = f"cpp[{step.kernel!r}]([{tensors}], {_tuple(step.sizes)}, {work})"
+                return [f"{call}{_comment(step.label)}"]
             case LaunchTriton():
-                return [self._triton(step)]
+                return [f"{self._triton(step)}{_comment(step.label)}"]
             case CallAten():
                 return [self._aten(step)]
             case CopyInto():
@@ -352,6 +353,10 @@ def _headers(plan: Plan) -> list[str]:
     """What C++ kernels of a plan share, each once."""
     cpp = (k for k in plan.kernels if isinstance(k, CppKernel) and k.preamble)
     return list(dict.fromkeys(kernel.preamble for kernel in cpp))
+
+
+def _comment(label: str) -> str:
+    return f"  # {label}" if label else ""
 
 
 _TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)

@@ -14,7 +14,7 @@ import torch
 from dovetail_runtime import plan as plan_module
 from dovetail_runtime.plan import Constant, Plan
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _LONG_STRING = 100
 _MAGIC = b"dovetail plan, format "
 

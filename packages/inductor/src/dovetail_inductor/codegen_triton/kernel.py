@@ -37,6 +37,7 @@ from dovetail_inductor.codegen_triton.passes import (
 from dovetail_inductor.codegen_triton.quotients import rough_quotients
 from dovetail_inductor.codegen_triton.reductions import rounded_product
 from dovetail_inductor.codegen_triton.tiling import Tiling, choose
+from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
 from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
@@ -60,7 +61,7 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
     body = emit_body(kernel, buffers, choose(kernel, buffers))
     text = f"    pid = tl.program_id(0)\n{body.text}"
     return assemble(
-        body.kind,
+        f"{body.kind}_{operators_of(kernel.nests)}",
         "",
         text,
         body.parameters,

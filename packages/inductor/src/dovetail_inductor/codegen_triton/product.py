@@ -20,6 +20,7 @@ from dovetail_inductor.codegen_triton.body import Lines
 from dovetail_inductor.codegen_triton.descriptors import Described, described
 from dovetail_inductor.codegen_triton.kernel import Emission
 from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
+from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.scheduler.kernels import ProductKernel
 
@@ -52,9 +53,8 @@ def emit_product(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Emitt
         lines = _in_turns(text, tiles, programs)
     else:
         lines = f"    pid = tl.program_id(0)\n{text.before}{text.multiply}\n{body.text}"
-    return assemble(
-        body.kind, "", lines, body.parameters, body.helpers, body.tiling, programs, buffers
-    )
+    name = f"{body.kind}_{operators_of(product.epilogue.nests)}"
+    return assemble(name, "", lines, body.parameters, body.helpers, body.tiling, programs, buffers)
 
 
 def _in_turns(text: ProductText, tiles: int, programs: int) -> str:

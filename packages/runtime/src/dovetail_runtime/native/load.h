@@ -143,7 +143,8 @@ class Loader {
       case 3:
         return LaunchCpp{to_string(t[1]),
                          reinterpret_cast<CppFunction>(static_cast<uintptr_t>(to_int(t[2]))),
-                         to_indices(t[3]), to_indices(t[4]), index(t[5]), to_int(t[6])};
+                         to_indices(t[3]), to_indices(t[4]), index(t[5]), to_int(t[6]),
+                         to_string(t[7])};
       case 4: return launch_triton(t);
       case 5: return call_aten(t);
       case 6: return FreeSlots{to_indices(t[1])};
@@ -208,6 +209,7 @@ class Loader {
     launch.threads = static_cast<int>(to_int(t[7]));
     launch.scratch_parameters = static_cast<int>(to_int(t[8]));
     launch.scratch_bytes = to_int(t[9]);
+    launch.label = to_string(t[10]);
     TORCH_CHECK(launch.scratch_bytes == 0 || launch.scratch_parameters > 0, launch.name,
                 " takes no pointer to its scratch memory");
     return launch;

@@ -83,12 +83,13 @@ struct ViewOf {
 };
 
 struct LaunchCpp {
-  std::string name;
+  std::string name;   // of the kernel
   CppFunction function;
   std::vector<SlotIndex> tensors;
   std::vector<SizeIndex> sizes;
   SizeIndex work;
   int64_t grain;
+  std::string label;  // for people: in profiles
 };
 
 struct TritonArgument {
@@ -106,6 +107,7 @@ struct LaunchTriton {
   int scratch_parameters;  // appended pointers: the first to scratch memory, the others null
   int64_t scratch_bytes;   // of global memory for each program
   void* function = nullptr;  // CUfunction, once loaded
+  std::string label;         // for people: in profiles
 };
 
 struct AtenArgument;
@@ -230,6 +232,7 @@ struct Program {
   std::vector<std::pair<int64_t, std::vector<SlotIndex>>> releases;
   int cuda_device = -1;  // the one CUDA device of the plan, if it has one
   bool check_inputs = false;
+  std::string label;  // what profiles call a call of it; empty: they see its steps alone
 
   // Frames between calls, so that a call allocates none.
   std::mutex mutex;

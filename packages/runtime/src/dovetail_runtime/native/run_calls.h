@@ -112,6 +112,11 @@ inline bool Runner::multiply(CallAten& step) {
       return false;
     }
   }
+  std::optional<at::RecordFunction> range;  // ATen, which is passed by, would tell a profiler
+  if (C10_UNLIKELY(profiled_)) {
+    range.emplace(at::RecordScope::FUNCTION);
+    if (range->isActive()) range->before(step.name);
+  }
   return step.product->run(a, b, out, bias, addend, program_.cuda_device, frame_.cuda_stream);
 }
 
