@@ -35,7 +35,7 @@ def _operators(nest: LoopNest) -> Iterator[str]:
         if isinstance(value, Apply) and value.op not in _UNTOLD:
             yield value.op
     if nest.reduction is not None:
-        yield nest.reduction
+        yield nest.reduction.name
     if nest.scan is not None:
         yield "scan"
     if nest.scatter is not None:
