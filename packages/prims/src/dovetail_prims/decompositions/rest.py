@@ -158,9 +158,8 @@ def randint(
     size: Sequence[int],
     *,
     dtype: torch.dtype | None = torch.int64,
-    layout: torch.layout | None = None,
     device: torch.device | None = None,
-    pin_memory: bool | None = None,
+    **options: Any,
 ) -> Tensor:
     """From 0"""
     return aten.randint.low(0, high, size, dtype=dtype, device=device)
@@ -171,9 +170,8 @@ def empty_permuted(
     physical_layout: Sequence[int],
     *,
     dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
     device: torch.device | None = None,
-    pin_memory: bool | None = None,
+    **options: Any,
 ) -> Tensor:
     """Dense in a given order of dimensions"""
     base = aten.empty.memory_format([size[d] for d in physical_layout], dtype=dtype, device=device)

@@ -19,18 +19,14 @@ from dovetail_prims.shape_rules.layout import contiguous as row_major
 from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
 
 Device = torch.device | None
+Dtype = torch.dtype | None
 Layout = torch.layout | None
 Format = torch.memory_format | None
 
 
 def _filled(value: Number) -> Callable[..., Tensor]:
     def filled(
-        size: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        layout: Layout = None,
-        device: Device = None,
-        pin_memory: bool | None = None,
+        size: Sequence[int], *, dtype: Dtype = None, device: Device = None, **options: Any
     ) -> Tensor:
         dtype = dtype or torch.get_default_dtype()
         return aten.full.default(size, value, dtype=dtype, device=device)
@@ -82,11 +78,11 @@ def full_like(
     self: Tensor,
     fill_value: Number,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     layout: Layout = None,
     device: Device = None,
-    pin_memory: bool | None = None,
     memory_format: Format = None,
+    **options: Any,
 ) -> Tensor:
     """A number everywhere, in the layout of `self`"""
     dtype, device = dtype or self.dtype, device or self.device
@@ -101,11 +97,10 @@ def _filled_like(value: Number) -> Callable[..., Tensor]:
     def filled_like(
         self: Tensor,
         *,
-        dtype: torch.dtype | None = None,
-        layout: Layout = None,
+        dtype: Dtype = None,
         device: Device = None,
-        pin_memory: bool | None = None,
         memory_format: Format = None,
+        **options: Any,
     ) -> Tensor:
         return full_like(self, value, dtype=dtype, device=device, memory_format=memory_format)
 
@@ -116,11 +111,10 @@ def _filled_like(value: Number) -> Callable[..., Tensor]:
 def empty_like(
     self: Tensor,
     *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
+    dtype: Dtype = None,
     device: Device = None,
-    pin_memory: bool | None = None,
     memory_format: Format = None,
+    **options: Any,
 ) -> Tensor:
     """Anything everywhere"""
     dtype, device = dtype or self.dtype, device or self.device
@@ -136,10 +130,9 @@ def new_full(
     size: Sequence[int],
     fill_value: Number,
     *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
+    dtype: Dtype = None,
     device: Device = None,
-    pin_memory: bool | None = None,
+    **options: Any,
 ) -> Tensor:
     """A number everywhere, row-major"""
     return aten.full.default(
@@ -152,10 +145,9 @@ def _new_filled(value: Number) -> Callable[..., Tensor]:
         self: Tensor,
         size: Sequence[int],
         *,
-        dtype: torch.dtype | None = None,
-        layout: Layout = None,
+        dtype: Dtype = None,
         device: Device = None,
-        pin_memory: bool | None = None,
+        **options: Any,
     ) -> Tensor:
         return new_full(self, size, value, dtype=dtype, device=device)
 
@@ -164,13 +156,7 @@ def _new_filled(value: Number) -> Callable[..., Tensor]:
 
 
 def new_empty(
-    self: Tensor,
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
+    self: Tensor, size: Sequence[int], *, dtype: Dtype = None, device: Device = None, **options: Any
 ) -> Tensor:
     """Anything everywhere, row-major"""
     return aten.empty.memory_format(size, dtype=dtype or self.dtype, device=device or self.device)
@@ -181,10 +167,9 @@ def new_empty_strided(
     size: Sequence[int],
     stride: Sequence[int],
     *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
+    dtype: Dtype = None,
     device: Device = None,
-    pin_memory: bool | None = None,
+    **options: Any,
 ) -> Tensor:
     """Anything everywhere, with given strides"""
     return aten.empty_strided.default(
@@ -201,25 +186,14 @@ def _range_dtype(dtype: torch.dtype | None, *ends: Number) -> torch.dtype:
 
 
 def arange_end(
-    end: Number,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
+    end: Number, *, dtype: Dtype = None, device: Device = None, **options: Any
 ) -> Tensor:
     """0, 1, ... below end"""
     return aten.arange.start_step(0, end, 1, dtype=_range_dtype(dtype, end), device=device)
 
 
 def arange_start(
-    start: Number,
-    end: Number,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
+    start: Number, end: Number, *, dtype: Dtype = None, device: Device = None, **options: Any
 ) -> Tensor:
     """start, start + 1, ... below end"""
     dtype = _range_dtype(dtype, start, end)
@@ -233,27 +207,12 @@ def _eye(n: int, m: int, dtype: torch.dtype | None, device: Device) -> Tensor:
     return cast(same, dtype or torch.get_default_dtype())
 
 
-def eye(
-    n: int,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
+def eye(n: int, *, dtype: Dtype = None, device: Device = None, **options: Any) -> Tensor:
     """The identity matrix"""
     return _eye(n, n, dtype, device)
 
 
-def eye_m(
-    n: int,
-    m: int,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
+def eye_m(n: int, m: int, *, dtype: Dtype = None, device: Device = None, **options: Any) -> Tensor:
     """Ones on the diagonal of an n by m matrix"""
     return _eye(n, m, dtype, device)
 
@@ -282,12 +241,7 @@ def triu(self: Tensor, diagonal: int = 0) -> Tensor:
 
 
 def scalar_tensor_in_prims(
-    s: Number,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
+    s: Number, *, dtype: Dtype = None, device: Device = None, **options: Any
 ) -> Tensor:
     """A full tensor of no dimensions"""
     return aten.full.default([], s, dtype=dtype or torch.get_default_dtype(), device=device)
@@ -297,10 +251,9 @@ def full_in_prims(
     size: Sequence[int],
     fill_value: Number,
     *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
+    dtype: Dtype = None,
     device: Device = None,
-    pin_memory: bool | None = None,
+    **options: Any,
 ) -> Any:
     """With its dtype named"""
     if dtype is not None:
@@ -313,10 +266,9 @@ def arange_in_prims(
     end: Number,
     step: Number = 1,
     *,
-    dtype: torch.dtype | None = None,
-    layout: Layout = None,
+    dtype: Dtype = None,
     device: Device = None,
-    pin_memory: bool | None = None,
+    **options: Any,
 ) -> Any:
     """With its dtype named"""
     if dtype is not None:

@@ -20,6 +20,7 @@ from dovetail_prims.ops.common import (
     compute_dtype,
     count,
     dims_of,
+    lookup,
     reshape,
     where,
     wide,
@@ -56,6 +57,30 @@ def prod_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return aten.prod.dim_int(flat, 0, dtype=dtype)
 
 
+def _over_all(name: str) -> Callable[..., Any]:
+    """The reduction `name` of the whole tensor."""
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor) -> Any:
+        """Over every dimension"""
+        return op(self, list(range(self.dim())))
+
+    return entry
+
+
+def _over_one(name: str) -> Callable[..., Any]:
+    """The reduction `name` along one dimension."""
+    op = lookup(name)
+    assert op is not None, name
+
+    def entry(self: Tensor, dim: int, keepdim: bool = False) -> Any:
+        """Over one dimension"""
+        return op(self, [dim], keepdim)
+
+    return entry
+
+
 def _extremum_dim(self: Tensor, dim: int, keepdim: bool, which: str) -> tuple[Tensor, Tensor]:
     values = getattr(aten, f"a{which}").default(self, [dim], keepdim)
     # There is no argmax of bool.
@@ -73,42 +98,12 @@ def min_dim(self: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tens
     return _extremum_dim(self, dim, keepdim, "min")
 
 
-def max_all(self: Tensor) -> Tensor:
-    """Over every dimension"""
-    return aten.amax.default(self, list(range(self.dim())))
-
-
-def min_all(self: Tensor) -> Tensor:
-    """Over every dimension"""
-    return aten.amin.default(self, list(range(self.dim())))
-
-
 def aminmax(
     self: Tensor, *, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Both ends"""
     dims = dims_of(self, dim)
     return aten.amin.default(self, dims, keepdim), aten.amax.default(self, dims, keepdim)
-
-
-def any_all(self: Tensor) -> Tensor:
-    """Over every dimension"""
-    return aten.any.dims(self, list(range(self.dim())))
-
-
-def any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Over one dimension"""
-    return aten.any.dims(self, [dim], keepdim)
-
-
-def all_all(self: Tensor) -> Tensor:
-    """Over every dimension"""
-    return aten.all.dims(self, list(range(self.dim())))
-
-
-def all_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Over one dimension"""
-    return aten.all.dims(self, [dim], keepdim)
 
 
 def var(
@@ -240,16 +235,18 @@ def _place(name: str, says: str, meaning: Callable[..., Any]) -> Card:
     return reduction(name, says, form, meaning=meaning)
 
 
-def _with_place(name: str, says: str, of_all: Any, along: Any) -> Card:
+def _with_place(name: str, says: str, along: Any) -> Card:
+    of_all = _over_all(f"a{name}.default")
     return reduction(name, says,
                      also("default", partial(rules.reduce_all, op=f"{name}()"), of_all),
                      also("dim", partial(rules.with_index, op=f"{name}()"), along))  # fmt: skip
 
 
-def _truth(name: str, says: str, of_all: Any, along: Any, meaning: Callable[..., Any]) -> Card:
+def _truth(name: str, says: str, meaning: Callable[..., Any]) -> Card:
     way = prims.truths(f"{name}.dims")
     return reduction(name, says, Form("dims", _PRIMS, rules.truth, None, way, _few_dims),
-                     also("default", rules.truth_all, of_all), also("dim", rules.truth, along),
+                     also("default", rules.truth_all, _over_all(f"{name}.dims")),
+                     also("dim", rules.truth, _over_one(f"{name}.dims")),
                      meaning=meaning)  # fmt: skip
 
 
@@ -269,15 +266,15 @@ CARDS = (
     _extreme("amin", "smallest over dimensions", prims.amin_of),
     _place("argmax", "place of the first largest along a dimension", prims.argmax_of),
     _place("argmin", "place of the first smallest along a dimension", prims.argmin_of),
-    _truth("any", "whether one over dimensions is not 0", any_all, any_dim, prims.any_of),
-    _truth("all", "whether none over dimensions is 0", all_all, all_dim, prims.all_of),
+    _truth("any", "whether one over dimensions is not 0", prims.any_of),
+    _truth("all", "whether none over dimensions is 0", prims.all_of),
     reduction("var_mean", "Two passes: the mean, then the mean square distance from it",
               Form("correction", Dialect.CORE_ATEN, rules.var_mean, None, prims.var_mean,
                    _few_dims)),
     _scan("cumsum", "sums of the elements up to each", prims.cumsum_of),
     _scan("cumprod", "products of the elements up to each", prims.cumprod_of),
-    _with_place("max", "the largest, and where it stands", max_all, max_dim),
-    _with_place("min", "the smallest, and where it stands", min_all, min_dim),
+    _with_place("max", "the largest, and where it stands", max_dim),
+    _with_place("min", "the smallest, and where it stands", min_dim),
     reduction("aminmax", "both ends", also("default", None, aminmax)),
     reduction("mean", "sum / count", Form("dim", _ATEN, rules.mean, mean_dim, check=_few_dims),
               also("default", rules.mean_all, mean)),

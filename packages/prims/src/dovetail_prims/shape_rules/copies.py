@@ -66,9 +66,9 @@ def to_copy(
     dtype: Any = None,
     layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
     non_blocking: bool = False,
     memory_format: Any = None,
+    **options: Any,
 ) -> Any:
     """`_to_copy`: a copy with another dtype, device or memory format."""
     if layout is not None and layout is not torch.strided:

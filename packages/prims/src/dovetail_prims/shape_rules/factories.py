@@ -44,7 +44,6 @@ def empty(
     dtype: Any = None,
     layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
     memory_format: Any = None,
     **options: Any,
 ) -> Any:
@@ -83,9 +82,8 @@ def empty_strided(
     stride: Sequence[Size],
     *,
     dtype: Any = None,
-    layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
+    **options: Any,
 ) -> FakeTensor:
     """`empty_strided`."""
     return make(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), device_of(device))
@@ -161,7 +159,6 @@ def like(
     dtype: Any = None,
     layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
     memory_format: Any = None,
     **options: Any,
 ) -> Any:
@@ -182,9 +179,8 @@ def new(
     size: Sequence[Size],
     *rest: Any,
     dtype: Any = None,
-    layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
+    **options: Any,
 ) -> FakeTensor:
     """`new_empty`, `new_zeros`, `new_ones`, `new_full`: contiguous, dtype and device of `x`."""
     return fresh(tuple(size), dtype or x._dtype, x._device if device is None else device_of(device))
@@ -196,9 +192,8 @@ def new_empty_strided(
     stride: Sequence[Size],
     *,
     dtype: Any = None,
-    layout: Any = None,
     device: Any = None,
-    pin_memory: Any = None,
+    **options: Any,
 ) -> FakeTensor:
     """`new_empty_strided`."""
     place = x._device if device is None else device_of(device)
