@@ -78,6 +78,27 @@ def _made_here(x, proxy, owner):
     return x * made.step + made.scale(x), isinstance(made, Trainer)
 
 
+class Plain:
+    part = torch.ones(3)
+
+
+class Equal(type):
+    def __eq__(cls, other):
+        return True
+
+    __hash__ = type.__hash__
+
+
+class EqualToAll(metaclass=Equal):
+    part = 5
+
+
+def _of_other_classes(x, proxy, owner):
+    plain, equal = Plain(), EqualToAll()
+    first = weakref.proxy(plain)
+    return x + first.part * equal.part, type(first).__name__, type(equal).__name__, callable(first)
+
+
 def _of_a_model(x, proxy, owner):
     return Model(owner).forward(x) if owner is None else MODEL(x)
 
@@ -94,7 +115,16 @@ MODEL = Model(OWNER)
 @pytest.mark.parametrize(
     "program",
     [
-        *(_attributes, _class, _assignment, _special_methods, _made_here, _of_a_model, _handed_on),
+        *(
+            _attributes,
+            _class,
+            _assignment,
+            _special_methods,
+            _made_here,
+            _of_other_classes,
+            _of_a_model,
+            _handed_on,
+        ),
     ],
 )
 @pytest.mark.parametrize("fullgraph", [True, False])

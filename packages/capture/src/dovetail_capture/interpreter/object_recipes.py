@@ -13,7 +13,7 @@ import torch
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.protocols.weak_targets import PROXIES
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -44,9 +44,9 @@ def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
     if item.base_new is types.MappingProxyType:
         mapping = rebuilder.recipe(item.slots["mapping"])
         return r.CallFunction(r.Const(types.MappingProxyType), (mapping,))
-    if item.base_new is weakref.ReferenceType or item.base_new in PROXIES:
+    if item.base_new is weakref.ReferenceType or is_proxy(item.base_new):
         target = rebuilder.recipe(item.slots["target"])
-        make = weakref.proxy if item.base_new in PROXIES else weakref.ref
+        make = weakref.proxy if is_proxy(item.base_new) else weakref.ref
         return r.CallFunction(r.Const(make), (target,))
     native = item.native
     args: tuple[r.Recipe, ...] = ()

@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.library.handlers import Args, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
-from dovetail_capture.interpreter.protocols.weak_targets import PROXIES, target_of_proxy
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -61,7 +61,7 @@ def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:
     if type(wanted) is _BARE_ALIAS:  # `typing.Mapping`
         return issubclass(value.python_type(), _origin(vm, value.python_type(), wanted))
     cls = value.python_type()
-    if isinstance(value, ObjectValue) and cls in PROXIES and wanted not in PROXIES:
+    if isinstance(value, ObjectValue) and is_proxy(cls) and not is_proxy(wanted):
         return is_instance(vm, target_of_proxy(vm, value), classinfo)
     if isinstance(wanted, type) and cls is not wanted:  # or no `__instancecheck__` is asked
         _, check = class_attributes.class_lookup(vm, type(wanted), "__instancecheck__")

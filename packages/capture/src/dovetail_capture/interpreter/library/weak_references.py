@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.library.handlers import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.protocols.class_attributes import MISSING, class_lookup
 from dovetail_capture.interpreter.protocols.weak_targets import (
     PROXIES,
+    is_proxy,
     target_of,
     target_of_proxy,
 )
@@ -48,7 +50,8 @@ def proxy_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`weakref.proxy(target)`, without a callback, of an object of the program's."""
     if not args or not isinstance(args[0], ObjectValue):
         raise GraphBreakSignal("a weak proxy of no object of the program's")
-    return _new(vm, PROXIES[callable(args[0].cls)], "proxy", args, kwargs)
+    is_callable = class_lookup(vm, args[0].cls, "__call__")[1] is not MISSING
+    return _new(vm, PROXIES[is_callable], "proxy", args, kwargs)
 
 
 def weakref_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -70,7 +73,7 @@ def _forwarded(function: Callable[..., Any]) -> Handler:
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         proxy = args[0] if args else None
-        if not isinstance(proxy, ObjectValue) or proxy.cls not in PROXIES:
+        if not isinstance(proxy, ObjectValue) or not is_proxy(proxy.cls):
             return PASS
         return vm.call(vm.held(function), [target_of_proxy(vm, proxy), *args[1:]], kwargs)
 
@@ -79,7 +82,7 @@ def _forwarded(function: Callable[..., Any]) -> Handler:
 
 def _call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     proxy = args[0]
-    if not isinstance(proxy, ObjectValue) or proxy.cls not in PROXIES:
+    if not isinstance(proxy, ObjectValue) or not is_proxy(proxy.cls):
         return PASS
     return vm.call(target_of_proxy(vm, proxy), args[1:], kwargs)
 

@@ -13,7 +13,7 @@ from dovetail_prims.wrappers import is_wrapper_type
 
 from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
-from dovetail_capture.interpreter.protocols.weak_targets import PROXIES, target_of_proxy
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
@@ -37,7 +37,7 @@ _PARTS = [inspect.getattr_static(torch.Tensor, name) for name in ("real", "imag"
 def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
     """`obj.name = value`."""
     if isinstance(obj, ObjectValue):
-        if obj.cls in PROXIES:
+        if is_proxy(obj.cls):
             set_attr(vm, target_of_proxy(vm, obj), name, value)
             return
         _, setter = class_attributes.class_lookup(vm, obj.cls, "__setattr__")
@@ -326,7 +326,7 @@ def _set_constant_attr(vm: Interpreter, obj: Constant, name: str, value: Value) 
 def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
     """`del obj.name`."""
     if isinstance(obj, ObjectValue):
-        if obj.cls in PROXIES:
+        if is_proxy(obj.cls):
             del_attr(vm, target_of_proxy(vm, obj), name)
             return
         _, deleter = class_attributes.class_lookup(vm, obj.cls, "__delattr__")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import as_python
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
-from dovetail_capture.interpreter.protocols.weak_targets import PROXIES
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
 
 _MADE_ANEW = (int, float, complex, str, bytes, tuple)
-_WEAK = (weakref.ReferenceType, *PROXIES)  # of an object there is one of each
 _EMPTY = ("", b"", ())
 _SMALLEST, _SMALL = -5, 256  # the numbers of which Python has one object each
 
@@ -32,12 +31,10 @@ def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
     cls = left.python_type()
     if cls is not right.python_type() and LateText in (left.__class__, right.__class__):
         return False
-    if (
-        cls in _WEAK
-        and right.python_type() is cls
-        and (left.source is None) != (right.source is None)
-    ):
-        raise GraphBreakSignal("whether a weak reference made here is one that there was")
+    if cls is right.python_type() and (cls is weakref.ReferenceType or is_proxy(cls)):
+        # (Of an object there is one of each.)
+        if (left.source is None) is not (right.source is None):
+            raise GraphBreakSignal("whether a weak reference made here is one that there was")
     if cls is not right.python_type() or cls not in _MADE_ANEW:
         return is_same(vm, left, right)
     if isinstance(left, Constant) and isinstance(right, Constant):

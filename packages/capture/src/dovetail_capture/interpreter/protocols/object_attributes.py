@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     special_of,
     written_data,
 )
-from dovetail_capture.interpreter.protocols.weak_targets import PROXIES, target_of_proxy
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
@@ -41,7 +41,7 @@ _EXCEPTION_FIELDS = {"args", "__cause__", "__context__", "__traceback__"}
 def object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     """`obj.name`, by a `__getattribute__` of its class or the generic rules."""
     cls = obj.cls
-    if cls in PROXIES:
+    if is_proxy(cls):
         return vm.get_attr(target_of_proxy(vm, obj), name)
     _, getter = class_lookup(vm, cls, "__getattribute__")
     if type(getter) is types.FunctionType:

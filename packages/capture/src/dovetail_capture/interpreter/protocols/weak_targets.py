@@ -30,6 +30,11 @@ PROXIES: tuple[type, ...] = (weakref.ProxyType, weakref.CallableProxyType)
 _TO_TARGET = ("__reduce_ex__", "__self__")
 
 
+def is_proxy(cls: object) -> bool:
+    """Is it a class of proxies? (What a class of the program's is equal to, its metaclass says.)"""
+    return cls is weakref.ProxyType or cls is weakref.CallableProxyType
+
+
 def target_of(vm: Interpreter, reference: ObjectValue) -> Value:
     """What a reference made in the frame points to, while something keeps it alive."""
     wanted: Value = reference.slots["target"]
@@ -37,7 +42,7 @@ def target_of(vm: Interpreter, reference: ObjectValue) -> Value:
         return wanted  # a variable keeps it alive
     if wanted.source is not None and _is_kept(vm, wanted.source):
         return wanted
-    kind = "proxy" if reference.cls in PROXIES else "reference"
+    kind = "proxy" if is_proxy(reference.cls) else "reference"
     raise GraphBreakSignal(f"a call of a weak {kind} made here: its target may be gone")
 
 
