@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.interop import dovetail_backend
+from dovetail.options import Options
+from dovetail.pipeline import CompilerBackend
 
 
 class Net(nn.Module):
@@ -34,6 +36,27 @@ def test_backend_behind_torch_compile(backend: object) -> None:
     expected.pow(2).sum().backward()
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_settings_of_the_process_hold_behind_torch_compile() -> None:
+    """What the call does not say is as `dovetail.config` says."""
+    seen: list[Options] = []
+
+    class Seen(CompilerBackend):
+        def __call__(self, gm: Any, example_inputs: Any) -> Any:
+            seen.append(self.options)
+            return super().__call__(gm, example_inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dovetail.interop, "CompilerBackend", Seen)
+        for options in (None, {"activation_memory_budget": 1.0}):
+            with dovetail.config.patch(activation_memory_budget=0.5, freezing=True):
+                compiled = torch.compile(  # noqa: TID251
+                    lambda x: x * 2, backend=dovetail_backend, options=options
+                )
+                assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    assert [o.activation_memory_budget for o in seen] == [0.5, 1.0]
+    assert all(o.constant_weights for o in seen)
 
 
 def test_modules_made_in_a_frame_after_torch_compile_has_run() -> None:

@@ -18,6 +18,7 @@ from dovetail_prims.conditionals import run_plainly
 from torch import Tensor
 from torch.fx import GraphModule
 
+from dovetail.config import options_set
 from dovetail.foreign_sizes import adopt_sizes
 from dovetail.options import resolve_options
 from dovetail.pipeline import CompilerBackend
@@ -87,10 +88,11 @@ def dovetail_backend(
 ) -> Callable[..., Any]:
     """Compile the graph that torch.compile captured (entry point `torch_dynamo_backends`).
 
-    `mode` and `options` are those of `dovetail.compile`; torch.compile passes them on. Symbolic
-    sizes stay symbolic, and what is decided about them becomes a guard of torch.compile's.
+    `mode` and `options` are those of `dovetail.compile`; torch.compile passes them on. What they do
+    not say is as `dovetail.config` says when the graph is compiled. Symbolic sizes stay symbolic,
+    and what is decided about them becomes a guard of torch.compile's.
     """
-    backend = CompilerBackend(resolve_options(mode, options))
+    backend = CompilerBackend(resolve_options(mode, options, options_set()))
     try:
         adopted = adopt_sizes(gm, example_inputs)
         examples = example_inputs if adopted is None else adopted[1]
