@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -252,3 +253,26 @@ def test_a_limit_of_one_compile_call() -> None:
     for wrong in (0, "2", True):
         with pytest.raises(ValueError, match="recompile_limit"):
             dovetail.compile(scaled, recompile_limit=wrong)
+
+
+def test_a_compile_call_again_is_cheap() -> None:
+    """A program may compile in each step: what is known of a function is found by few calls."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    dovetail.compile(scaled)
+    profile = cProfile.Profile()
+    profile.runcall(dovetail.compile, scaled)
+    calls = sum(entry.callcount for entry in profile.getstats())
+    assert calls < 400  # (some 200, and 80 where torch's own settings are loaded)
+
+
+def test_a_class_has_a_name_in_its_report() -> None:
+    @dovetail.compile(name="doubling", backend="eager")
+    class Doubled:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    assert torch.equal(Doubled()(torch.ones(2)), torch.full((2,), 2.0))
+    assert dovetail.report(Doubled).as_text().startswith("doubling: 1 graphs")

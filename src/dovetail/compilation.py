@@ -132,7 +132,8 @@ def compile(
             raise ValueError(
                 f"recompile_limit must be an int of at least 1, got {recompile_limit!r}"
             )
-        chosen = replace(chosen, recompile_limit=recompile_limit)
+        if recompile_limit != chosen.recompile_limit:
+            chosen = replace(chosen, recompile_limit=recompile_limit)
     if disable:
         return model
     compiled = optimize(
@@ -145,10 +146,13 @@ def compile(
         on_error=chosen.on_error,
         state_dict_prefix=chosen.state_dict_prefix,
         isolate_recompiles=isolate_recompiles or _holds_weights(model, chosen),
-        backend_key=_key_of(backend, mode, options),
+        backend_key=_key_of(backend, mode, options, chosen),
     )
     if name is not None:
-        compiled.__dict__["compile_name"] = name
+        if isinstance(compiled, type):
+            compiled.compile_name = name  # type: ignore[attr-defined]
+        else:
+            compiled.__dict__["compile_name"] = name
     return compiled
 
 
@@ -173,13 +177,13 @@ def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:
 
 
 def _key_of(
-    backend: str | Backend, mode: str | None, options: Mapping[str, Any] | None
+    backend: str | Backend, mode: str | None, options: Mapping[str, Any] | None, chosen: Options
 ) -> tuple[Any, ...] | None:
     """What tells whether two calls have the same backend, where the backends that they make do not
     tell it."""
     if callable(backend) and mode is None and not options:
         return None
-    return backend, mode, dict(options or {}), config.options_set()
+    return backend, mode, dict(options or {}), chosen
 
 
 def _holds_weights(model: Any, options: Options) -> bool:

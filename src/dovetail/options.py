@@ -142,12 +142,16 @@ def resolve_options(
     Raises ValueError for an unknown mode or option (naming the near ones) and TypeError for a
     value of the wrong type.
     """
-    options = _ours(options or {})
+    options = _ours(options) if options else {}
     if mode is not None and mode not in MODES:
         raise ValueError(unknown_name("mode", mode, MODES))
-    chosen, plain = MODES[mode or "default"], Options()
-    said = {f.name for f in fields(Options) if getattr(chosen, f.name) != getattr(plain, f.name)}
-    options = {**{k: v for k, v in (process or {}).items() if k not in said}, **options}
+    chosen, plain = MODES[mode or "default"], MODES["default"]
+    options = {
+        **{k: v for k, v in (process or {}).items() if getattr(chosen, k) == getattr(plain, k)},
+        **options,
+    }
+    if not options:
+        return chosen
     known = {f.name: type(getattr(chosen, f.name)) for f in fields(Options)}
     for name, value in options.items():
         if name not in known:

@@ -127,6 +127,8 @@ def known_to_torch(name: str) -> bool:
 
 def _given_to_torch() -> dict[str, object]:
     """What has an effect in calls of `compile` and was set in torch's own modules."""
+    if not any(name in sys.modules for name in _TORCH_MODULES.values()):
+        return {}
     return {s.name: value for s in OF_CALLS if (value := _in_torch(s)) is not _UNSET}
 
 

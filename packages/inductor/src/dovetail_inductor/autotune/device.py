@@ -39,7 +39,7 @@ class DeviceTuner:
     `choices` is what was chosen, `failures` the candidates that did not run or were wrong.
     """
 
-    knobs: Knobs = field(default_factory=Knobs.from_environment)
+    knobs: Knobs | None = None  # those of the environment, if there are none
     choices: list[Choice] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -54,7 +54,8 @@ class DeviceTuner:
     def measure(self, problems: Sequence[Problem]) -> list[Seconds]:
         """The seconds of each plan of each problem, in the device's time alone; None for one that
         does not run. All plans of all problems are compiled side by side."""
-        cache = DiskCache(self.knobs.cache_dir, "autotune", self.knobs.cache_limit_bytes)
+        knobs = self.knobs or Knobs.from_environment()
+        cache = DiskCache(knobs.cache_dir, "autotune", knobs.cache_limit_bytes)
         found = [_read(cache.get(_key(p)), len(p.names)) for p in problems]
         open_problems = [(i, list(p.plans())) for i, p in enumerate(problems) if found[i] is None]
         building = [(i, [(p, start_build(p.kernels)) for p in plans]) for i, plans in open_problems]
