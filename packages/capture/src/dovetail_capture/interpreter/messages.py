@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.late_reads import state_of
-from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -20,6 +20,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.warnings_said import WarnAbove, WarnAt, action
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -59,12 +60,61 @@ def defer(vm: Interpreter, function: Any, args: list[Value], kwargs: dict[str, V
     session.effects.messages.append(Message(call, vm.frames[0].steps, _seen_by(session, call)))
 
 
+def defer_warning(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> None:
+    """Let `warnings.warn` be called after the graph, for the line that it is for in the program."""
+    names = ("message", "category", "stacklevel", "source")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    level, prefixes = (
+        vm.as_python(given.pop(name)) if name in given else default
+        for name, default in (("stacklevel", 1), ("skip_file_prefixes", ()))
+    )
+    if type(level) is not int or type(prefixes) is not tuple or len(args) > len(names):
+        defer(vm, warnings.warn, args, kwargs)  # (what eager refuses, too)
+        return
+    if prefixes:
+        level = max(level, 2)
+    place = len(vm.frames) - 1
+    for _ in range(level - 1):
+        place, level = place - 1, level - 1
+        while place >= 0 and vm.frames[place].code.co_filename.startswith(prefixes or ("\0",)):
+            place -= 1
+        if place < 0:
+            break
+    if place < 0:
+        say: Any = WarnAbove(level, prefixes)
+    else:
+        frame = vm.frames[place]
+        line = frame.line()
+        name = str(frame.globals_.get("__name__") or "<sys>")
+        _check_is_no_error(vm, given, name, line)
+        say = WarnAt(frame.code.co_filename, line, name, place == 0)
+    defer(vm, say, [], given)
+
+
+def _check_is_no_error(vm: Interpreter, given: dict[str, Value], module: str, line: int) -> None:
+    """Break the graph at a warning that the filters make an error: the program may handle it."""
+    message, category = (
+        vm.as_python(given[name]) if name in given else None for name in ("message", "category")
+    )
+    category = UserWarning if category is None else category
+    if not isinstance(message, str) or not isinstance(category, type):
+        return
+    if issubclass(category, Warning) and action(message, category, module, line) == "error":
+        what = f"a {category.__name__}, which the filters for warnings make an error"
+        raise GraphBreakSignal(what, "", category(message))
+
+
+def is_warning(function: Any) -> bool:
+    """Is this what is called for a warning after the graph?"""
+    return function is warnings.warn or isinstance(function, (WarnAt, WarnAbove))
+
+
 def is_said_first(session: Session, call: CallForEffect) -> bool:
     """Is a call made before what the frame has changed is changed? A warning, where the filters for
     warnings are changed behind it."""
     function, args, kwargs = call
     plain = all(isinstance(value, Constant) for value in (*args, *kwargs.values()))
-    if function is not warnings.warn or not plain:
+    if not is_warning(function) or not plain:
         return False
     return any(other is FILTERS_CHANGED for other, _, _ in session.effects.calls)
 
@@ -73,7 +123,7 @@ def _seen_by(session: Session, call: CallForEffect) -> dict[int, tuple[Value, An
     """All that a call may look at, by its id, each with its state."""
     function, args, kwargs = call
     pending: list[Any] = [*args, *kwargs.values()]
-    if function is not warnings.warn:
+    if not is_warning(function):
         known = session.objects.known.values()
         pending += [
             v for v in known if isinstance(v, ObjectValue) and issubclass(v.cls, _OF_LOGGING)

@@ -286,7 +286,7 @@ def warn(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     calls = vm.session.effects.calls
     if any(function is messages.FILTERS_CHANGED for function, _, _ in calls):
         raise GraphBreakSignal("a warning behind a change of the filters for warnings")
-    messages.defer(vm, warnings.warn, args, kwargs)
+    messages.defer_warning(vm, list(args), kwargs)
     return NONE
 
 

@@ -1,0 +1,119 @@
+"""Warnings of a captured program are for the lines that they are for in eager, as often."""
+
+# ruff: noqa: B028  (programs as users write them)
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from dovetail_capture import optimize, run_graph
+
+
+def of_the_caller(x: torch.Tensor, text: str, level: int = 2) -> torch.Tensor:
+    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    return x + 1
+
+
+def here(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    warnings.warn("careful")
+    return y * 2
+
+
+def in_a_helper(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y = of_the_caller(y, "old")
+    return of_the_caller(y, "older", level=1)
+
+
+def above(x: torch.Tensor) -> torch.Tensor:
+    y = of_the_caller(x, "of whoever calls", level=3)
+    warnings.warn("of him, too", stacklevel=2)
+    return y * 2
+
+
+def in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for place in range(3):
+        x = x + place
+        warnings.warn(f"turn {place % 2}")
+    return x
+
+
+def given_an_object(x: torch.Tensor) -> torch.Tensor:
+    warnings.warn(FutureWarning("soon"), stacklevel=1)
+    return x + 1
+
+
+def behind_a_break(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    print(end="")
+    x = x * 2
+    warnings.warn("behind")
+    return x - 1
+
+
+def skips_a_file(x: torch.Tensor) -> torch.Tensor:
+    named: Any = {"skip_file_prefixes": (__file__[:-3],)} if sys.version_info >= (3, 12) else {}
+    warnings.warn("elsewhere", stacklevel=2, **named)
+    return x + 1
+
+
+PROGRAMS = [here, in_a_helper, above, in_a_loop, given_an_object, behind_a_break, skips_a_file]
+
+
+def said(fn: Callable[..., Any], action: Any) -> list[tuple[Any, ...]]:
+    """What three calls warn of."""
+    globals().pop("__warningregistry__", None)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter(action)
+        for _ in range(3):
+            fn(torch.ones(2))
+    return [(w.category, str(w.message), w.filename, w.lineno) for w in found]
+
+
+@pytest.mark.parametrize("action", ["default", "always", "once", "ignore", "module"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda fn: fn.__name__)
+def test_a_warning_is_for_the_line_that_it_is_for_in_eager(program: Any, action: str) -> None:
+    compiled = optimize(program, backend=run_graph)
+    assert said(compiled, action) == said(program, action)
+
+
+def test_a_module_that_is_not_loaded_by_its_name_warns_once_for_a_line() -> None:
+    module = types.ModuleType("not_loaded")
+    vars(module).update(warnings=warnings)
+    exec("def helper(x):\n    warnings.warn('inner')\n    return x + 1", vars(module))
+    helper = vars(module)["helper"]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return helper(x) * 2
+
+    compiled = said(optimize(program, backend=run_graph), "default")
+    assert compiled == said(program, "default")
+
+
+def handled(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    try:
+        warnings.warn("refused")
+    except UserWarning:
+        return y * 3
+    return y * 2
+
+
+def test_a_warning_that_is_an_error_is_raised_where_the_program_handles_it() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = optimize(handled, backend=run_graph)
+        assert torch.equal(compiled(torch.ones(2)), handled(torch.ones(2)))
+        with pytest.raises(UserWarning, match="careful") as raised:
+            optimize(here, backend=run_graph)(torch.ones(2))
+        assert [entry.name for entry in raised.traceback][1:] == ["here"]
+        assert raised.traceback[-1].lineno == here.__code__.co_firstlineno + 1
+        with pytest.raises(UserWarning, match="careful"):
+            optimize(here, backend=run_graph, fullgraph=True)(torch.ones(2))
