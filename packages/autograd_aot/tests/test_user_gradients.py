@@ -158,7 +158,7 @@ def leaves():
 @pytest.mark.parametrize("limit", [4, 1])
 @pytest.mark.parametrize(("graph", "program"), PROGRAMS)
 def test_gradients_of_some_outputs(graph, program, limit, monkeypatch):
-    monkeypatch.setattr("dovetail_autograd_aot.compiled_function.MAX_VARIANTS", limit)
+    monkeypatch.setattr("dovetail_autograd_aot.pipeline.MAX_VARIANTS", limit)
     call = aot_compile(graph, leaves(), forward_compiler=run_fx, decompositions=TABLES["core"])
     for used in SUBSETS:
         ours, theirs = gradients(call, used, leaves()), gradients(program, used, leaves())

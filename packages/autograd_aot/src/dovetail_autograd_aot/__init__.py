@@ -11,12 +11,12 @@ from dovetail_autograd_aot.boundary import (
     ViewStep,
 )
 from dovetail_autograd_aot.compiled_backward import BackwardReport, compiled_autograd
-from dovetail_autograd_aot.compiled_function import aot_compile
 from dovetail_autograd_aot.joint.joint_trace import trace_joint
 from dovetail_autograd_aot.partition.min_cut import default_partition, min_cut_partition
 from dovetail_autograd_aot.partition.narrow_indices import narrow_saved_indices
 from dovetail_autograd_aot.patterns.attention_pattern import recognise_attention
 from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
+from dovetail_autograd_aot.pipeline import aot_compile
 from dovetail_autograd_aot.trace.node_values import example_values
 from dovetail_autograd_aot.trace.storage import TraceError
 

@@ -18,9 +18,9 @@ from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from dovetail_autograd_aot.compiled_function import aot_compile
 from dovetail_autograd_aot.joint.joint_trace import trace_joint
 from dovetail_autograd_aot.partition.min_cut import default_partition, min_cut_partition
+from dovetail_autograd_aot.pipeline import aot_compile
 
 
 class Block(nn.Module):

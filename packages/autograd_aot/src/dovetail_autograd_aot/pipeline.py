@@ -1,0 +1,328 @@
+"""The stages of this package, from a captured graph to a callable that behaves as eager.
+
+    rewrite    captured graph -> captured graph          attention as one operator, and so on
+    trace      captured graph -> `JointGraph`            forward and backward, functional; between
+               the two the outputs are classified: fresh, an input, a view of one, ...
+    partition  `JointGraph` -> `PartitionedGraph`        what is saved, what is recomputed
+    compile    `PartitionedGraph` -> `CompiledParts`     by the caller's compilers
+    assemble   all of these -> a callable                inputs written back, views made, autograd
+
+`compile_once` is these in a row. `aot_compile` keeps one such compilation for each way in which
+inputs share memory, where a graph depends on that. What compiled code cannot do (writing inputs
+back, views of inputs, autograd's bookkeeping) is done around it, by closures specialised when
+compiling, so that a plain signature costs nothing per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from dovetail_guards.shape_env import FrozenError
+from dovetail_prims.at_sizes import exactly
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.late_reads import INPUTS, OUTPUTS, reads_of
+from dovetail_prims.wrappers import has_wrappers, is_wrapper
+from torch import Tensor
+from torch.fx import GraphModule
+
+from dovetail_autograd_aot.aot_log import AotLog, saved_set
+from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls.double_backward import DoubleBackward
+from dovetail_autograd_aot.calls.graph_calls import (
+    Compiled,
+    Compiler,
+    for_custom_operators,
+    resolving,
+)
+from dovetail_autograd_aot.calls.inference import compile_inference
+from dovetail_autograd_aot.calls.input_variants import InputVariants, Run, run_by_eager
+from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
+from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs
+from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
+from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
+from dovetail_autograd_aot.joint.mutated_view_inputs import with_other_places
+from dovetail_autograd_aot.outputs.copy_back import tell_what_is_overwritten
+from dovetail_autograd_aot.partition.min_cut import Partitioner, min_cut_partition
+from dovetail_autograd_aot.subclasses.wrapping import Wrapping, compile_around
+from dovetail_autograd_aot.trace.input_storages import of_sizes, overlapping, places
+from dovetail_autograd_aot.trace.node_values import example_values
+from dovetail_autograd_aot.trace.storage import TraceError
+
+Rewrite = Callable[[GraphModule], GraphModule]
+LateError = Callable[[Exception], None]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How graphs are traced, partitioned and compiled (see `aot_compile`)."""
+
+    forward_compiler: Compiler
+    backward_compiler: Compiler
+    partition: Partitioner
+    backward_now: bool = False
+    decompositions: Decompositions | None = None
+    function_mode: Callable[[], Any] | None = None
+    rewrite: Rewrite | None = None
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """A captured graph, and how it is compiled. `late` is what its backward reads that it does not
+    save; `wrapping` takes its inputs apart, if they were tensor subclasses.
+
+    It lives as long as what is compiled, so that example inputs are no part of it.
+    """
+
+    gm: GraphModule
+    options: CompileOptions
+    log: AotLog
+    late_error: LateError
+    late: LateNeeds
+    wrapping: Wrapping | None = None
+
+
+@dataclass(frozen=True)
+class CompiledParts:
+    """A compiled forward; the backward, which is None in inference."""
+
+    forward: Compiled
+    backward: LazyBackward | None
+
+
+def aot_compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward_compiler: Compiler,
+    backward_compiler: Compiler | None = None,
+    decompositions: Decompositions | None = None,
+    partition: Partitioner = min_cut_partition,
+    compile_backward_now: bool = False,
+    function_mode: Callable[[], Any] | None = None,
+    rewrite: Rewrite | None = None,
+    log: AotLog | None = None,
+    late_error: LateError | None = None,
+) -> Run:
+    """Compile `gm`, a graph over flat inputs that returns a tuple.
+
+    A compiler takes a functional graph and its example inputs (fakes and numbers) and gives a
+    callable that takes the same inputs positionally and returns the outputs. If the callable has a
+    method `run_consuming`, which takes them out of a list and drops each after its last use, the
+    backward is called so, and saved tensors are freed while it runs. The backward is compiled at
+    the first backward, unless `compile_backward_now`. Grad mode is that of this call.
+    `function_mode` is as for `trace_joint`. What is traced is the graph that `rewrite` makes of
+    `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is
+    counted in `log`. Where compiling fails later, for inputs that lie otherwise in memory,
+    `late_error` is called: it raises the error, or the captured operators run as they are.
+    """
+    options = CompileOptions(
+        forward_compiler=forward_compiler,
+        backward_compiler=backward_compiler or forward_compiler,
+        partition=partition,
+        backward_now=compile_backward_now,
+        decompositions=decompositions,
+        function_mode=function_mode,
+        rewrite=rewrite,
+    )
+    kept_log = AotLog() if log is None else log
+    return _compile_any(options, kept_log, late_error or _reraise, gm, example_inputs)
+
+
+def _reraise(error: Exception) -> None:
+    raise error
+
+
+def _compile_any(
+    options: CompileOptions,
+    log: AotLog,
+    late_error: LateError,
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+) -> Run:
+    """Compile a graph whose inputs may be tensor subclasses that wrap tensors."""
+    late = LateNeeds(reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS)))
+    request = CompileRequest(gm, options, log, late_error, late)
+    if not any(map(is_wrapper, example_inputs)) and not has_wrappers(gm.graph):
+        return _compile_as_placed(request, example_inputs)
+
+    def compile_plain(plain: GraphModule, inputs: Sequence[Any], wrapping: Wrapping) -> Run:
+        # (The plain graph inside has other inputs.)
+        inside = replace(request, gm=plain, late=LateNeeds(late.reads), wrapping=wrapping)
+        return _compile_as_placed(inside, inputs)
+
+    return compile_around(gm, example_inputs, compile_plain)
+
+
+def _compile_as_placed(request: CompileRequest, example_inputs: Sequence[Any]) -> Run:
+    """Compile a graph; again for inputs that lie otherwise in memory, if it depends on that."""
+    joint, run = compile_once(request, example_inputs)
+    own = len(example_inputs)
+    apart = [pair for pair in joint.apart if max(pair) < own]
+    moved = [m for m in joint.moved if m.index < own]
+    if not joint.storages and not apart and not moved:
+        return run
+    # What the graph knows of how inputs lie in storages, and of which are views, is not guarded:
+    # one graph for each way.
+    storages = joint.storages
+
+    def placed(inputs: Sequence[Any]) -> tuple[Any, ...]:
+        other = with_other_places(moved, inputs) if moved else ()
+        return places(storages, inputs) + overlapping(apart, inputs) + other
+
+    variants = _variants_of(request, placed, {placed(example_inputs): run})
+    if storages or apart:
+        return variants
+
+    def unless_moved(*inputs: Any) -> tuple[Any, ...]:
+        return variants(*inputs) if with_other_places(moved, inputs) else run(*inputs)
+
+    return unless_moved
+
+
+def _variants_of(
+    request: CompileRequest,
+    key_of: Callable[[Sequence[Any]], tuple[Any, ...]],
+    known: dict[tuple[Any, ...], Run],
+) -> InputVariants:
+    """Compilations of a graph by `key_of` inputs; eager's operators where there can be none."""
+    gm, log, wrapped = request.gm, request.log, request.wrapping is not None
+
+    def of_any_size(inputs: Sequence[Any]) -> Run:
+        try:
+            _, made = compile_once(request, inputs)
+        except FrozenError:
+            # It would assume more of symbolic sizes than the guards, which are made, say.
+            return InputVariants(_sizes_and_numbers, of_these_sizes, log, too_many)
+        except Exception as error:
+            return by_eager(error)
+        log.placements += 1
+        return made
+
+    def of_these_sizes(inputs: Sequence[Any]) -> Run:
+        try:
+            # (What recognises attention asks for sizes that are not known here.)
+            as_it_is = replace(request.options, rewrite=None)
+            sized = replace(request, gm=of_sizes(gm, inputs), options=as_it_is)
+            _, made = compile_once(sized, inputs)
+        except Exception as error:
+            return by_eager(error)
+        log.placements += 1
+        return made
+
+    def by_eager(error: Exception) -> Run:
+        if wrapped:  # its graph notes of each trace how results are put together
+            raise error
+        if not isinstance(error, TraceError):
+            request.late_error(error)
+        return run_by_eager(gm, log, str(error))
+
+    def too_many() -> Run | None:
+        return None if wrapped else run_by_eager(gm, log, "inputs lie in ever new ways")
+
+    return InputVariants(key_of, of_any_size, log, too_many, known)
+
+
+def _sizes_and_numbers(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((v.shape, v.stride()) if isinstance(v, Tensor) else exactly(v) for v in inputs)
+
+
+# --- the stages -----------------------------------------------------------------------------------
+
+
+def compile_once(request: CompileRequest, inputs: Sequence[Any]) -> tuple[JointGraph, Run]:
+    """All stages, for inputs that lie in memory as these do."""
+    graph = rewrite(request)
+    joint = trace(request, graph, inputs)
+    parts = partition(request, joint, inputs)
+    compiled = compile_parts(request, parts)
+    return joint, assemble(request, joint, parts, compiled, inputs)
+
+
+def rewrite(request: CompileRequest) -> GraphModule:
+    """The captured graph as it is traced."""
+    change = request.options.rewrite
+    return request.gm if change is None else change(request.gm)
+
+
+def trace(request: CompileRequest, graph: GraphModule, inputs: Sequence[Any]) -> JointGraph:
+    """Forward and backward as one functional graph, and what each output is made of."""
+    return trace_joint(
+        graph,
+        inputs,
+        decompositions=request.options.decompositions,
+        function_mode=request.options.function_mode,
+        wrapping=request.wrapping,
+    )
+
+
+def partition(
+    request: CompileRequest, joint: JointGraph, inputs: Sequence[Any]
+) -> PartitionedGraph:
+    """The joint graph in two, and what passes between them."""
+    parts = request.options.partition(joint)
+    if parts.backward is None:
+        tell_what_is_overwritten(parts, len(inputs))
+    return parts
+
+
+def compile_parts(request: CompileRequest, parts: PartitionedGraph) -> CompiledParts:
+    """The forward, compiled; the backward, compiled now or at the first backward."""
+    options = request.options
+    forward = options.forward_compiler(parts.forward, example_values(parts.forward))
+    forward = for_custom_operators(forward, parts.forward)
+    if parts.backward is None:
+        return CompiledParts(forward, None)
+    request.log.saved.append(saved_set(parts))
+    ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
+    symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
+    backward = LazyBackward(parts, options.backward_compiler, request.log, MAX_VARIANTS, symbolic)
+    if options.backward_now or symbolic:
+        # What the backward's compiler assumes of symbolic sizes must be known to the guards,
+        # which are made when this function returns.
+        backward.variant(0)
+    return CompiledParts(forward, backward)
+
+
+def assemble(
+    request: CompileRequest,
+    joint: JointGraph,
+    parts: PartitionedGraph,
+    compiled: CompiledParts,
+    inputs: Sequence[Any],
+) -> Run:
+    """The callable around the compiled graphs."""
+    given = (*inputs, *joint.constants_lifted)
+    tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, Tensor)]
+    unresolved = [i for i, v in tensors if v.is_conj() or v.is_neg()]
+    log, late_error = request.log, request.late_error
+    again = replace(request.options, backward_now=False, rewrite=None)
+
+    def compile_second(second: GraphModule, examples: Sequence[Any]) -> Run:
+        with torch.enable_grad():
+            return _compile_any(again, log, late_error, second, examples)
+
+    if compiled.backward is None:
+        # The captured operators must not be recorded by autograd (a Plan would not be, but the
+        # forward may be any callable).
+        shield = torch.is_grad_enabled() and any(v.requires_grad for _, v in tensors)
+        by_eager = None
+        if joint.points:
+            by_eager = DoubleBackward(request.gm, joint, compile_second, log, [])
+        forward = resolving(compiled.forward, unresolved)
+        return compile_inference(joint, parts, forward, shield, by_eager)
+    cut = unreached_inputs(joint, parts, inputs)
+    double = DoubleBackward(request.gm, joint, compile_second, log, cut)
+    return compile_training(
+        joint, parts, compiled.forward, compiled.backward, double, request.late, unresolved, inputs
+    )
+
+
+def _sizes_of(gm: GraphModule) -> list[Any]:
+    """Every size of a graph's inputs."""
+    found: list[Any] = []
+    for value in example_values(gm):
+        found += value._sizes if isinstance(value, FakeTensor) else [value]
+    return found
