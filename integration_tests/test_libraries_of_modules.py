@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import io
 import pickle
 import subprocess
@@ -357,6 +358,12 @@ class Method(Net):
         return super().forward(x)
 
 
+class Doubles(nn.Module):
+    @dovetail.compile(backend="eager")
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
 def in_place() -> Net:
     module = Net()
     dovetail.compile_in_place(module, backend="eager")
@@ -394,7 +401,7 @@ def test_torchs_tracers_run_what_is_compiled_uncompiled(holder: str, warm: bool)
         traced = torch.jit.trace(made, x)
         assert torch.equal(traced(other), made(other))
         assert not isinstance(made, nn.Module) or len(list(traced.parameters())) == 6
-    if holder not in ("compiled", "function", "method"):
+    if holder != "compiled":
         graph = torch.fx.symbolic_trace(made)
         assert torch.equal(graph(other), made(other))
     if isinstance(made, nn.Module):
@@ -410,3 +417,16 @@ def test_scripts_of_compiled_functions() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     dovetail.compile_in_place(module, backend="eager")
     assert torch.equal(torch.jit.script(module)(x), module(x))
+    doubles = Doubles()
+    assert torch.equal(torch.jit.script(doubles)(x), x * 2)
+    module._compiled_call_impl = dovetail.compile(module._call_impl, backend="eager")
+    assert torch.equal(torch.jit.script(module)(x), module(x))
+
+
+def test_inspect_takes_a_compiled_function_for_a_function() -> None:
+    compiled: Any = dovetail.compile(double)
+    assert inspect.isfunction(compiled) and inspect.isroutine(compiled)
+    assert inspect.getsource(compiled) == inspect.getsource(double)
+    assert inspect.getsourcefile(compiled) == __file__
+    assert inspect.signature(compiled) == inspect.signature(double)
+    assert compiled.__class__ is type(compiled)

@@ -217,7 +217,28 @@ static PyMemberDef switched_members[] = {
     {NULL},
 };
 
+/* A wrapper of a function is a function to whoever looks for its source or its signature, and to
+ * the tracers that go by that; our own code and the program's tell the two apart. */
+static PyObject *
+switched_class(PyObject *self, void *Py_UNUSED(closure))
+{
+    static const char *const askers[] = {"inspect", "torch.fx._symbolic_trace"};
+    PyObject *attributes = ((Switched *)self)->dict;
+    PyObject *globals = PyEval_GetGlobals(); /* of the Python code that asks */
+    if (attributes != NULL && globals != NULL && PyDict_CheckExact(globals)) {
+        PyObject *name = PyDict_GetItemString(globals, "__name__");
+        for (size_t i = 0; name != NULL && i < Py_ARRAY_LENGTH(askers); i++) {
+            if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, askers[i]) == 0) {
+                int has_code = PyDict_GetItemString(attributes, "__code__") != NULL;
+                return Py_NewRef(has_code ? &PyFunction_Type : Py_TYPE(self));
+            }
+        }
+    }
+    return Py_NewRef(Py_TYPE(self));
+}
+
 static PyGetSetDef switched_getset[] = {
+    {"__class__", switched_class, NULL, "A function's class, to inspect and torch.fx."},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict},
     {NULL},
 };
