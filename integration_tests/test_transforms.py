@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 from torch.utils._pytree import tree_leaves
@@ -325,3 +326,36 @@ def test_places_that_differ_within_vmap() -> None:
         torch.testing.assert_close(found, expected)
         slopes = [torch.autograd.grad(sum(map(torch.sum, part)), x) for part in (found, expected)]
         torch.testing.assert_close(*slopes)
+
+
+def _weighted(x: Tensor, classes: Tensor) -> Tensor:
+    return x.square() * F.one_hot(classes, 3)
+
+
+OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "jacfwd": jacfwd(_weighted),
+    "jacrev": jacrev(_weighted),
+    "hessian": hessian(lambda x, k: _weighted(x, k).sum()),
+    "jvp": lambda x, k: jvp(lambda t: _weighted(t, k), (x,), (x,)),
+    "grad": grad(lambda x, k: _weighted(x, k).sum()),
+    "vmap": vmap(_weighted),
+    "vmap of one": vmap(_weighted, in_dims=(0, None)),
+    "gaussian": grad(lambda x, k: F.gaussian_nll_loss(x, x * k[0], x.square() + 1)),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "dovetail"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_what_asks_for_data_in_eager_within_transforms(
+    name: str, dynamic: bool | None, backend: str
+) -> None:
+    function = OF_CLASSES[name]
+    compiled = dovetail.compile(
+        lambda x, k: function(x, k), fullgraph=True, dynamic=dynamic, backend=backend
+    )
+    for rows in (3, 5):
+        if name == "vmap of one":
+            rows = 3
+        x, classes = torch.rand(rows, 3), torch.arange(rows) % 3
+        torch.testing.assert_close(compiled(x, classes), function(x, classes))

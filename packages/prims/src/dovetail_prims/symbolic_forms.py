@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from dovetail_prims.attention import attention, unfused_attention
 from dovetail_prims.batched_matmul import batched_matmul, has_symbolic_sizes
@@ -165,9 +166,21 @@ def _kron(a: Tensor, other: Tensor, *, out: Tensor | None = None) -> Any:
     return torch.ops.aten._unsafe_view(rows * columns, sizes)
 
 
+def _is_mapped(x: Tensor) -> bool:
+    """Whether `vmap` takes a tensor apart, at any level of transforms."""
+    while _functorch.is_functorch_wrapped_tensor(x):
+        if _functorch.is_batchedtensor(x):
+            return True
+        x = _functorch.get_unwrapped(x)
+    return False
+
+
 def _one_hot(x: Tensor, num_classes: Any = -1) -> Any:
-    """`one_hot` of a given number of classes: row-major, and the classes checked on a CPU."""
+    """`one_hot` of a given number of classes: row-major, and the classes checked on a CPU. (`vmap`
+    has a rule for it, and none for the check.)"""
     if x.dtype is not torch.int64 or (type(num_classes) is int and num_classes < 0):
+        return NotImplemented
+    if _is_mapped(x):
         return NotImplemented
     if type(num_classes) is int and num_classes == 0:
         raise RuntimeError("one_hot: there must be a class")

@@ -31,6 +31,7 @@ from dovetail_capture.interpreter.library.structures import (
     structure,
     template_of,
 )
+from dovetail_capture.interpreter.library.transformed_fakes import on_fakes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
@@ -142,7 +143,8 @@ def _node_function(
             return rebuilt(result, graph(*given, *captured))
 
         args, kwargs = rebuilt(template, tensors)
-        return transform(function, **options)(*args, **kwargs)
+        with on_fakes(tensors):
+            return transform(function, **options)(*args, **kwargs)
 
     transformed.__name__ = f"{transform.__name__}_of_graph"
     return transformed
