@@ -16,6 +16,7 @@ from dovetail_inductor.loop_ir.attention import AttentionLoops
 from dovetail_inductor.loop_ir.bounds import Bound, Seen
 from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.targets import CUDA
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graph_text import text_of
 from dovetail_prims.record import trace_aten
@@ -281,7 +282,7 @@ def test_on_a_cpu_and_in_wide_types() -> None:
 def loops_of(function: Function, m: int = 90, n: int = 70) -> AttentionLoops:
     case = Case(function, sizes=(1, 1, 1, m, n, 16, 16))
     gm = trace_aten(forward(case), *operands(case), decompositions=core_aten_table())
-    (call,) = (node for node in lower(gm, True).nodes if isinstance(node, ExternCall))
+    (call,) = (node for node in lower(gm, CUDA).nodes if isinstance(node, ExternCall))
     assert call.attention is not None
     return call.attention
 

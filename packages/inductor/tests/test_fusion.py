@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
+from dovetail_inductor.targets import CPU, CUDA
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.reference import ReferenceExecutor
@@ -82,13 +83,13 @@ def test_points_that_become_waves_are_not_rounded_on_a_gpu():
 
     inputs = [torch.randn(16, 3), torch.randn(16, 3), torch.rand(16, 5)]
     gm = trace_aten(fn, *(x.bfloat16() for x in inputs))
-    stored = lower(gm, on_gpu=True).buffers.values()
+    stored = lower(gm, CUDA).buffers.values()
     assert not [b for b in stored if b.dtype is torch.bfloat16 and b.shape == (16, 5, 3)]
 
 
-@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("target", [CPU, CUDA], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("rows", [32, 32 * 1024])
-def test_the_residual_stream_is_not_rounded_while_a_cache_holds_it(rows, on_gpu):
+def test_the_residual_stream_is_not_rounded_while_a_cache_holds_it(rows, target):
     def fn(x, *parts):
         found = []
         for part in parts:  # the sum is read by a norm and by the next sum
@@ -99,13 +100,13 @@ def test_the_residual_stream_is_not_rounded_while_a_cache_holds_it(rows, on_gpu)
 
     inputs = [torch.zeros(rows, 512, dtype=torch.bfloat16) for _ in range(10)]
     gm = trace_aten(fn, *inputs)
-    graph = lower(gm, on_gpu=on_gpu)
+    graph = lower(gm, target)
     made = [b for b in graph.buffers.values() if b.shape == (rows, 512)]
     outputs = {output.buffer for output in graph.outputs}
     sums = [b for b in made if b.name.startswith("buf") and b.name not in outputs]
     rounded = [b for b in sums if b.dtype is torch.bfloat16]
     # Of a large one some sums are stored, on a CPU each.
-    assert len(rounded) == (0 if rows == 32 else 2 if on_gpu else 8)
+    assert len(rounded) == (0 if rows == 32 else 2 if target is CUDA else 8)
     assert {b.dtype for b in made if b.name in outputs} == {torch.bfloat16}
 
 
@@ -125,7 +126,7 @@ def norms(rows, layers=6):
 @pytest.mark.parametrize(("rows", "wide"), [(128, 5), (1 << 16, 0)])
 def test_norms_that_products_read_too_are_not_rounded_for_the_next_sum(rows, wide):
     fn, inputs = norms(rows)
-    graph = lower(trace_aten(fn, *inputs, decompositions=core_aten_table()), on_gpu=True)
+    graph = lower(trace_aten(fn, *inputs, decompositions=core_aten_table()), CUDA)
     made = [b.dtype for b in graph.buffers.values() if b.shape == (rows, 64)]
     assert made.count(torch.float32) == 6 + wide  # six sums; of the norms the last is the result
 
@@ -133,7 +134,7 @@ def test_norms_that_products_read_too_are_not_rounded_for_the_next_sum(rows, wid
 def kept_wide(fn, *shapes):
     """How many values of the first shape are in memory in float32, of a function of bfloat16."""
     gm = trace_aten(fn, *(torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes))
-    buffers = lower(gm, on_gpu=True).buffers.values()
+    buffers = lower(gm, CUDA).buffers.values()
     return sum(b.dtype is torch.float32 and b.shape == shapes[0] for b in buffers)
 
 
@@ -169,7 +170,7 @@ def test_what_is_chosen_from_narrow_numbers_is_in_memory_once():
         return small @ w, small + 1
 
     gm = trace_aten(fn, torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16())
-    assert not [b for b in lower(gm, on_gpu=True).buffers.values() if b.dtype is torch.float32]
+    assert not [b for b in lower(gm, CUDA).buffers.values() if b.dtype is torch.float32]
 
 
 def test_unrounded_norms_are_nearer_to_float64():
@@ -194,6 +195,6 @@ def test_two_narrow_tensors_are_read_again_rather_than_their_float32_sum():
 
     inputs = [torch.zeros(1024, 64, dtype=torch.bfloat16) for _ in range(2)]
     gm = trace_aten(fn, *inputs, torch.zeros(1024, 64))
-    for on_gpu in (False, True):
-        stored = [b.shape for b in lower(gm, on_gpu=on_gpu).buffers.values()]
-        assert stored.count((1024, 64)) == (3 if on_gpu else 4)
+    for target in (CPU, CUDA):
+        stored = [b.shape for b in lower(gm, target).buffers.values()]
+        assert stored.count((1024, 64)) == (3 if target is CUDA else 4)

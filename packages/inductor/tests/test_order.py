@@ -12,6 +12,7 @@ from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.round_at_peak import round_at_peak
+from dovetail_inductor.targets import CUDA
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.reference import ReferenceExecutor
@@ -140,7 +141,7 @@ def test_what_is_most_of_the_peak_is_rounded_as_in_eager():
 
 
 def live_bytes_of_all(gm):
-    graph = fuse(lower(gm, True), InductorOptions(triton=True))
+    graph = fuse(lower(gm, CUDA), InductorOptions(triton=True))
     options = InductorOptions(triton=True)
     graph = round_at_peak(order(graph), frozenset(), options)
     return "\n".join(f"{b.nbytes / MIB:.2f} MiB {list(b.shape)}" for b in graph.buffers.values())

@@ -8,6 +8,7 @@ import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.targets import CPU, CUDA
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
@@ -265,7 +266,7 @@ def test_windows_that_several_read_are_gone_through_once(check: Any) -> None:
 
     inputs = torch.randn(2, 4, 9, 9), torch.randn(2, 3, 5, 5)
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
-    for on_gpu in (False, True):
-        buffers = lower(gm, on_gpu=on_gpu).buffers.values()
+    for target in (CPU, CUDA):
+        buffers = lower(gm, target).buffers.values()
         assert sum(buffer.shape == (2, 4, 5, 5) for buffer in buffers) == 1
     check(fn, *inputs)

@@ -1,12 +1,14 @@
 """Reductions of every kind and shape against eager."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.scheduler import split_reductions
+from dovetail_inductor.targets import CUDA
+from dovetail_inductor.targets.target import SplitRule
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
@@ -197,20 +199,18 @@ def test_a_variance_in_pieces_reads_once_and_is_exact(name, triton):
         assert error <= 2 * eagers + 2e-6 * exact.abs().max() + 1e-12 * x.square().max()
 
 
-def test_long_rows_of_several_results_are_read_once(monkeypatch):
+def test_long_rows_of_several_results_are_read_once():
     """Where the rows that a GPU works on at a time exceed its cache, a norm's pieces are small, and
     what follows is spread over all points. (Rows of some thousand elements stand for such.)"""
-    small = split_reductions.SplitRule(
-        4, 16, 1 << 10, 64, 32, 256, 64, kept=256, side=4, cache_bytes=1 << 14
-    )
-    monkeypatch.setattr(split_reductions, "GPU_RULE", small)
+    small = SplitRule(4, 16, 1 << 10, 64, 32, 256, 64, kept=256, side=4, cache_bytes=1 << 14)
+    target = replace(CUDA, scheduling=replace(CUDA.scheduling, split=small))
     x, weight, bias = torch.randn(3, 4, 30, 50) + 3, torch.randn(4), torch.randn(4)
 
     def fn(x, weight, bias):
         return F.group_norm(F.gelu(x), 2, weight, bias) * 2
 
     gm = trace_aten(fn, x, weight, bias, decompositions=core_aten_table())
-    plan = compile_graph(gm, options=InductorOptions(triton=True))
+    plan = compile_graph(gm, options=InductorOptions(target=target))
     launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
     assert [s.kernel.split("_")[0] for s in launches] == ["reduce", "reduce", "pointwise"]
     programs, *_ = launches[0].grid

@@ -20,6 +20,7 @@ from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.loops import distinct_variables
 from dovetail_inductor.scheduler.memory import plan_memory
+from dovetail_inductor.targets import CPU, CUDA
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
@@ -365,11 +366,11 @@ def test_deterministic_algorithms_are_the_librarys_on_a_gpu() -> None:
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
     torch.use_deterministic_algorithms(True)
     try:
-        assert any(isinstance(n, ExternCall) for n in lower(gm, on_gpu=True).nodes)
-        assert not any(isinstance(n, ExternCall) for n in lower(gm, on_gpu=False).nodes)
+        assert any(isinstance(n, ExternCall) for n in lower(gm, CUDA).nodes)
+        assert not any(isinstance(n, ExternCall) for n in lower(gm, CPU).nodes)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert not any(isinstance(n, ExternCall) for n in lower(gm, on_gpu=True).nodes)
+    assert not any(isinstance(n, ExternCall) for n in lower(gm, CUDA).nodes)
 
 
 def test_a_large_narrow_target_is_the_librarys_on_a_gpu() -> None:
@@ -380,7 +381,7 @@ def test_a_large_narrow_target_is_the_librarys_on_a_gpu() -> None:
     ):  # fmt: skip
         inputs = floats(3, rows, 24).to(dtype), index[:, :rows]
         gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
-        nodes = lower(gm, on_gpu=True).nodes
+        nodes = lower(gm, CUDA).nodes
         assert ours == (not any(isinstance(n, ExternCall) for n in nodes))
 
 

@@ -20,6 +20,7 @@ from dovetail_inductor.scheduler.slabs import (
     cut_slabs,
     pack,
 )
+from dovetail_inductor.targets import CUDA
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import FreeSlab, Plan
@@ -118,7 +119,7 @@ def planned(fn: Any, *inputs: Tensor) -> Plan:
     """The plan of `fn` for a GPU, as a plan for a CPU."""
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
     options = InductorOptions(triton=True, gpu=Gpu())
-    graph = fuse(lower(gm, True), options)
+    graph = fuse(lower(gm, CUDA), options)
     graph = replace(graph, buffers={n: replace(b, device=GPU) for n, b in graph.buffers.items()})
     return _on_cpu(emit_plan(graph, plan_memory(graph), options, "graph", {}))
 

@@ -33,3 +33,19 @@ def test_nobody_compares_a_reduction_with_a_name() -> None:
             if asked.endswith("reduction") and named & set(REDUCTIONS):
                 found.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
     assert not found
+
+
+def test_no_pass_asks_which_machine_it_writes_for() -> None:
+    """It asks what the machine is good at: a property of the `Target`."""
+    names = ("on_gpu", "is_cuda", "on_cpu")
+    found = []
+    for name, module in modules():
+        for node in ast.walk(module):
+            named = {
+                ast.Name: lambda n: n.id,
+                ast.Attribute: lambda n: n.attr,
+                ast.arg: lambda n: n.arg,
+            }.get(type(node), lambda n: "")(node)
+            if named in names:
+                found.append(f"{name}:{node.lineno}: {named}")
+    assert not found

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.scheduler import split_reductions
+from dovetail_inductor.targets import CUDA, Target
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import Allocate, LaunchTriton, Plan, TritonKernel
@@ -21,9 +21,9 @@ from torch import Tensor
 LAST = torch.channels_last
 
 
-def compiled(fn: Callable[[Tensor], Tensor], x: Tensor) -> Plan:
+def compiled(fn: Callable[[Tensor], Tensor], x: Tensor, target: Target = CUDA) -> Plan:
     gm = trace_aten(fn, x, decompositions=core_aten_table())
-    return compile_graph(gm, [x], options=InductorOptions(triton=True))
+    return compile_graph(gm, [x], options=InductorOptions(target=target))
 
 
 def source_of(plan: Plan) -> str:
@@ -145,21 +145,18 @@ def test_columns_run_as_memory_does() -> None:
 
 
 @pytest.mark.parametrize("groups", [8, 16])
-def test_short_groups_of_channels_are_summed_side_by_side(
-    groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_groups_of_channels_are_summed_side_by_side(groups: int) -> None:
     """Each channel of a group for itself: then neighbours in memory are neighbours in a program.
     (Small groups stand for large ones.)"""
-    rule = split_reductions.GPU_RULE
-    small = replace(rule, elements=1 << 10, most_held=1 << 10, short=64)
-    monkeypatch.setattr(split_reductions, "GPU_RULE", small)
+    small = replace(CUDA.scheduling.split, elements=1 << 10, most_held=1 << 10, short=64)
+    target = replace(CUDA, scheduling=replace(CUDA.scheduling, split=small))
     weight, bias = torch.randn(64), torch.randn(64)
 
     def fn(x: Tensor) -> Tensor:
         return F.group_norm(x, groups, weight, bias)
 
     x = (torch.randn(2, 64, 24, 24) + 3).to(memory_format=LAST)
-    plan = compiled(fn, x)
+    plan = compiled(fn, x, target)
     partial = [s.spec for s in plan.steps if isinstance(s, Allocate) and "parts" in s.name]
     assert partial and all(spec.shape[0] % (64 // groups) == 0 for spec in partial)
     check(fn, x, plan)

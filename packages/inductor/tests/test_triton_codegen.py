@@ -18,6 +18,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
+from dovetail_inductor.targets import CUDA
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
@@ -254,7 +255,7 @@ def test_every_fourth_sum_of_a_narrow_residual_stream_is_stored(
     """And each where it has few bytes, but the last, which one kernel alone reads."""
     inputs = tuple(torch.randn(rows, 32, dtype=dtype) for _ in range(6))
     gm = trace_aten(residual_stream, *inputs, decompositions=core_aten_table())
-    graph = lower(gm, on_gpu=True)
+    graph = lower(gm, CUDA)
     sums = [n for n in graph.nodes if isinstance(n, LoopNest) and "add" in n.origin]
     of_size = [n for n in sums if graph.buffers[n.buffer].shape == (rows, 32)]
     assert len(of_size) == stored, graph.as_text()

@@ -64,7 +64,7 @@ Parts = tuple[Any, Any]
 def complex_parts(gm: GraphModule, options: InductorOptions) -> GraphModule:
     """The graph with such arithmetic on real tensors; `gm` itself if it has none, or is a CPU's:
     the library's loops there have vectors of pairs, and ours have not."""
-    if not any(_is_computed(node) and _is_on_gpu(node, options) for node in gm.graph.nodes):
+    if not any(_is_computed(node) and _is_taken_apart(node, options) for node in gm.graph.nodes):
         return gm
     copier = _Copier(Graph())
     for node in gm.graph.nodes:
@@ -72,8 +72,8 @@ def complex_parts(gm: GraphModule, options: InductorOptions) -> GraphModule:
     return GraphModule(gm, copier.graph)
 
 
-def _is_on_gpu(node: Node, options: InductorOptions) -> bool:
-    return options.on_gpu(fake_of(node).device)
+def _is_taken_apart(node: Node, options: InductorOptions) -> bool:
+    return not options.target_of(fake_of(node).device).library.has_complex_loops
 
 
 def _is_complex(node: Any) -> bool:

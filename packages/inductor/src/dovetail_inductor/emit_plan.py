@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 from dovetail_runtime import (
@@ -14,11 +11,8 @@ from dovetail_runtime import (
     CallAten,
     Choose,
     Constant,
-    CppKernel,
     Free,
     FreeSlab,
-    LaunchCpp,
-    LaunchTriton,
     Plan,
     PlanInput,
     Ref,
@@ -31,15 +25,8 @@ from dovetail_runtime import (
 from dovetail_runtime.plan import Assert, AtenArg, Bind, FloatOf, Kernel, Size, Step
 from dovetail_runtime.sizes import float_bits, symbols_of
 
-from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.codegen_cpp.shape import host_simd_bytes
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel
-from dovetail_inductor.codegen_triton.attention import emit_attention
-from dovetail_inductor.codegen_triton.combined import emit_combined
-from dovetail_inductor.codegen_triton.kernel import emit_kernel as emit_triton
-from dovetail_inductor.codegen_triton.product import emit_product
-from dovetail_inductor.kernel_names import label_of, operators_of
-from dovetail_inductor.loop_ir.expr import Apply, walk
+from dovetail_inductor.kernel_names import label_of
 from dovetail_inductor.loop_ir.loops import PART, Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
@@ -53,14 +40,7 @@ from dovetail_inductor.scheduler.kernels import (
 )
 from dovetail_inductor.scheduler.memory import MemoryPlan
 from dovetail_inductor.scheduler.twins import in_place
-
-
-@lru_cache(maxsize=1)
-def cpp_preamble() -> str:
-    """What all C++ kernels share: the vector types, arithmetic and the elementary functions."""
-    folder = Path(cpp.__file__).parent
-    names = ("simd", "arithmetic", "double", "math", "special")
-    return "".join((folder / f"{name}.h").read_text() for name in names)
+from dovetail_inductor.targets.target import Emitted, Target
 
 
 def spec_of(buffer: Buffer) -> TensorSpec:
@@ -83,7 +63,7 @@ class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
     simd_bytes: int
-    on_gpu: Callable[[torch.device], bool]
+    target_of: Callable[[torch.device], Target]
     checked: frozenset[str]
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -163,8 +143,9 @@ class _Writer:
             for name in call.outputs:
                 if name is not None:
                     self.allocate(name)
-            for emitted in emit_attention(call, self.buffers):
-                self.launch_triton(emitted, label_of((), self.lines, f"attention{call.line}"))
+            device = next(self.buffers[name].device for name in call.outputs if name is not None)
+            for emitted in self.target_of(device).emit_attention(call, self.buffers):
+                self.launch_emitted(emitted, label_of((), self.lines, f"attention{call.line}"))
             return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
@@ -242,52 +223,32 @@ class _Writer:
         """The plan's names for buffers that a kernel takes."""
         return tuple(self.instead.get(name, name) for name in buffers)
 
-    def launch_triton(self, emitted: EmittedKernel, label: str) -> None:
-        """A launch on a GPU; `label` is what people call it."""
-        self.kernels[emitted.kernel.symbol] = emitted.kernel
-        sizes = tuple(SizeExpr("sym", (name,)) for name in emitted.symbols)
-        args: tuple[str | Size, ...] = (*self.places(emitted.tensors), *sizes)
-        x, y, z = (size_expr(n) for n in emitted.grid)
-        self.steps.append(LaunchTriton(emitted.kernel.symbol, args, (x, y, z), label))
+    def launch_emitted(self, emitted: Emitted, label: str) -> None:
+        """A launch; equal kernels are one. `label` is what people call it."""
+        if emitted.kernel is not None:
+            self.kernels.setdefault(emitted.kernel.symbol, emitted.kernel)
+        self.steps.append(emitted.step(self.places(emitted.tensors), label))
 
     def launch(self, kernel: FusedKernel | CombinedKernel | ProductKernel) -> None:
-        """A generated kernel; equal kernels are one."""
-        for name in sorted(kernel.writes() - kernel.internal, key=_number):
+        """A generated kernel."""
+        written = sorted(kernel.writes() - kernel.internal, key=_number)
+        for name in written:
             self.allocate(name)
+        target = self.target_of(self.buffers[written[0]].device)
+        place = (self.graph.builder, self.buffers, self.name_of)
         if isinstance(kernel, ProductKernel):
             label = label_of(kernel.epilogue.nests, self.lines, "product")
-            self.launch_triton(emit_product(kernel, self.buffers), label)
-            return
-        place = (self.graph.builder, self.buffers, self.name_of)
-        label = label_of((nest for each in kernels_of([kernel]) for nest in each.nests), self.lines)
+        else:
+            nests = (nest for each in kernels_of([kernel]) for nest in each.nests)
+            label = label_of(nests, self.lines)
         if isinstance(kernel, CombinedKernel):
             kernel, parts = rebase_combined(kernel, *place)
             self.buffers |= parts
-            self.launch_triton(emit_combined(kernel, self.buffers), label)
-            return
-        kernel, parts = rebase(kernel, *place)
-        self.buffers |= parts
-        if self.on_gpu(self.buffers[kernel.nests[0].buffer].device):
-            self.launch_triton(emit_triton(kernel, self.buffers), label)
-            return
-        source, shape = cpp.emit_kernel(self.graph.builder, kernel, self.buffers, self.simd_bytes)
-        digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
-        symbol = f"dovetail_{operators_of(kernel.nests)}_{digest}"
-        if symbol not in self.kernels:
-            text = source.text.replace("@symbol@", symbol)
-            self.kernels[symbol] = CppKernel(symbol, text, cpp_preamble())
-        sizes = tuple(SizeExpr("sym", (name,)) for name in source.sizes)
-        work = size_expr(shape.work)
-        pointers = self.places(source.pointers)
-        line = _line_of_checks(kernel)
-        self.steps.append(LaunchCpp(symbol, pointers, sizes, work, shape.grain, line, label))
-
-
-def _line_of_checks(kernel: FusedKernel) -> str:
-    """The line of the program whose indices a kernel checks (the first of them)."""
-    values = (value for nest in kernel.nests for value in nest.values)
-    checks = (node.check for node in walk(values) if isinstance(node, Apply))
-    return next((check.line for check in checks if check is not None), "")
+        elif isinstance(kernel, FusedKernel):
+            kernel, parts = rebase(kernel, *place)
+            self.buffers |= parts
+        emitted = target.emit(kernel, self.graph.builder, self.buffers, self.simd_bytes)
+        self.launch_emitted(emitted, label)
 
 
 def _number(name: str) -> tuple[int, str]:
@@ -308,8 +269,8 @@ def emit_plan(
     Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
     """
     simd = options.simd_bytes or host_simd_bytes()
-    on_gpu = any(b.device.type == "cuda" for b in graph.buffers.values())
-    writer = _Writer(graph, memory, simd, options.on_gpu, _addressed_by_strides(graph))
+    on_cuda = any(b.device.type == "cuda" for b in graph.buffers.values())
+    writer = _Writer(graph, memory, simd, options.target_of, _addressed_by_strides(graph))
     writer.lines = lines
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
@@ -341,7 +302,7 @@ def emit_plan(
     outputs = tuple(_output(writer, out) for out in graph.outputs)  # (views are steps)
     return Plan(
         name=name,
-        target="cuda" if on_gpu else "cpu",
+        target="cuda" if on_cuda else "cpu",
         inputs=_inputs(graph.inputs, graph.buffers),
         symbols=symbols,
         constants=tuple(Constant(n, t) for n, t in graph.constants.items()),
@@ -434,4 +395,4 @@ def _inputs(names: tuple[str | None, ...], buffers: Mapping[str, Buffer]) -> tup
     )
 
 
-__all__ = ["cpp_preamble", "emit_plan", "spec_of"]
+__all__ = ["emit_plan", "spec_of"]

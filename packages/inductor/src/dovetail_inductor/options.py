@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail_inductor.targets import CPU, CUDA, Target, target_of
+
 HOPPER = 9  # major number of its compute capability
 
 
@@ -39,6 +41,7 @@ class InductorOptions:
         faster, too (to measure it again, with `core_aten_table(everywhere=True)`).
     gpu: what to choose the forms of kernels for; None asks the GPU, and takes an H100's where a
         graph is on none.
+    target: write all kernels for this target; None: for that of each tensor's device.
     """
 
     min_rows: int = 16
@@ -54,10 +57,18 @@ class InductorOptions:
     triton: bool | None = None
     everywhere: bool = False
     gpu: Gpu | None = None
+    target: Target | None = None
 
-    def on_gpu(self, device: torch.device) -> bool:
-        """Whether code for tensors on a device is Triton's."""
-        return device.type == "cuda" if self.triton is None else self.triton
+    @property
+    def chosen_target(self) -> Target | None:
+        """The target of all kernels, whatever the devices; None: that of each device."""
+        if self.target is not None or self.triton is None:
+            return self.target
+        return CUDA if self.triton else CPU
+
+    def target_of(self, device: torch.device) -> Target:
+        """What kernels for tensors on a device are written for."""
+        return self.chosen_target or target_of(device)
 
     def gpu_of(self, device: torch.device) -> Gpu:
         """What kernels for tensors on a device are chosen for."""

@@ -104,7 +104,7 @@ def compile_graph(
     are replaced.
     """
     chosen = options or InductorOptions()
-    passes = log or PassLog()
+    passes, target = log or PassLog(), chosen.chosen_target
 
     def branch(graph: GraphModule) -> Plan:
         return compile_graph(graph, options=chosen, name=f"{name}_branch", tuner=tuner)
@@ -117,7 +117,7 @@ def compile_graph(
     split = passes.run("complex_parts", lambda: complex_parts(summed, chosen))
     lines = {node.name: line_of(node) for node in split.graph.nodes}
     # Ops become loop nests over buffers; views become index arithmetic.
-    loops = passes.run("lower", lambda: lower(split, chosen.triton, chosen.everywhere, branch))
+    loops = passes.run("lower", lambda: lower(split, target, chosen.everywhere, branch))
     # Before anything looks at loops: drop what no one needs.
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.

@@ -89,7 +89,7 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
     """
 
     def ours(call: ExternCall) -> bool:
-        return is_ours_to_compute(call, graph, lambda buffer: options.on_gpu(buffer.device))
+        return is_ours_to_compute(call, graph, options.target_of)
 
     products = find_products(graph, ours)
     asked: dict[Key, list[_Asked]] = {}

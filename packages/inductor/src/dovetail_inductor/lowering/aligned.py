@@ -30,6 +30,7 @@ from dovetail_inductor.lowering.values import (
     tensor_of,
     value_like,
 )
+from dovetail_inductor.targets.target import Target
 
 MULTIPLE = 8  # elements of 2 bytes in 16 bytes
 # Of an H100: operations a second that an aligned product saves its time at (an unaligned one takes
@@ -71,7 +72,11 @@ def padded_sizes(
 def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
     """`mm` on padded memory; NotImplemented where that is of no use."""
     a, b = args
-    if not ctx.on_gpu or not isinstance(a, Value) or a.dtype.itemsize != 2:
+    if (
+        not ctx.target.library.wants_aligned_rows
+        or not isinstance(a, Value)
+        or a.dtype.itemsize != 2
+    ):
         return NotImplemented
     sizes = padded_sizes((a.shape, a.stride), (b.shape, b.stride))
     if sizes is None:
@@ -88,11 +93,11 @@ def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
     return value
 
 
-def padded_operands(gm: fx.GraphModule, on_gpu: bool) -> Mapping[fx.Node, tuple[int, int]]:
+def padded_operands(gm: fx.GraphModule, target: Target) -> Mapping[fx.Node, tuple[int, int]]:
     """What padded products read, transposed or as the rows of a matrix: the sizes of their memory,
     as a matrix."""
     found: dict[fx.Node, tuple[int, int]] = {}
-    for node in gm.graph.nodes if on_gpu else ():
+    for node in gm.graph.nodes if target.library.wants_aligned_rows else ():
         if node.target is not torch.ops.aten.mm.default:
             continue
         operands = node.args

@@ -18,7 +18,6 @@ from dovetail_prims.graph_text import graph_of
 from dovetail_prims.scored_attention import NAMESPACE
 from torch import fx
 
-from dovetail_inductor.codegen_triton.ops import has_triton_form
 from dovetail_inductor.loop_ir.attention import (
     LEAST_SIDE,
     AttentionLoops,
@@ -61,7 +60,7 @@ def attention_call(
     for value in [*args[: at["captured"]], *args[at["captured"]]]:
         ctx.realize(value)
     found = None
-    if ctx.on_gpu and q.dtype in _HALVES and not kwargs:
+    if not ctx.target.library.attends_alone and q.dtype in _HALVES and not kwargs:
         try:
             found = _loops(ctx, node, args[at["captured"]], str(args[at["score"]]), q, k, backward)
         except UnsupportedGraph:
@@ -125,7 +124,7 @@ def _loops(
     assert isinstance(given, list | tuple)
     like = make(shape, stride, torch.float32, q.device)
     fakes = [like, *(tensor_of(n) for n in given), like]  # type: ignore[arg-type]
-    inner = Context(ctx.on_gpu, ctx.everywhere, ctx.builder, dict(ctx.buffers))
+    inner = Context(ctx.target, ctx.everywhere, ctx.builder, dict(ctx.buffers))
     values = []
     for name in (SCORES, SLOPES):
         inner.buffers[name] = Buffer(name, torch.float32, q.device, shape, stride)
@@ -169,7 +168,7 @@ def _lowered(ctx: Context, gm: fx.GraphModule, inputs: list[Value]) -> tuple[Val
         else:
             rule: Callable[..., Any] | None = RULES.get(rule_name(node))
             dtype = tensor_of(node).dtype
-            if rule is None or not has_triton_form(rule_name(node), dtype):
+            if rule is None or not ctx.target.has_operator(rule_name(node), dtype):
                 raise UnsupportedGraph(f"{node.target} in a function of scores")
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
             env[node] = rule(ctx, node, [resolve(a) for a in node.args], kwargs)

@@ -142,11 +142,12 @@ def realize_if_worth_it(
     stored = in_memory_form.dtype
     narrow = stored.is_floating_point and stored.itemsize == 2
     rounds = in_memory_form is not value or numel * torch.float32.itemsize > FEW_BYTES
-    most_large = MOST_LARGE_NARROW if narrow and ctx.on_gpu and rounds else 1
+    most_large = MOST_LARGE_NARROW if narrow and ctx.target.costs.memory_bound and rounds else 1
     # Two tensors of half types are as many bytes to read as one of float32, and nothing is written.
-    few_bytes = ctx.on_gpu and sum(large) <= stored.itemsize
+    few_bytes = ctx.target.costs.memory_bound and sum(large) <= stored.itemsize
     several = len(consumers) > 1 and (
-        cost.cost - cost.loads > ctx.cheap(stored) or (len(large) > most_large and not few_bytes)
+        cost.cost - cost.loads > ctx.target.costs.cheap(stored)
+        or (len(large) > most_large and not few_bytes)
     )
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
@@ -169,7 +170,11 @@ def _goes_on_unrounded(ctx: Context, node: fx.Node, value: Value, until_read: in
     gives, say), its roundings are most of the error. What is added up, as the gradient of a bias
     is, hardly gains by it; and networks of convolutions give eager's very numbers without."""
     narrow = value.dtype.is_floating_point and value.dtype.itemsize == 2
-    if not (ctx.on_gpu and narrow) or value.base is not None or is_view(node):
+    if (
+        not (ctx.target.costs.unrounded_halves and narrow)
+        or value.base is not None
+        or is_view(node)
+    ):
         return False
     if hint_of(value.numel) * torch.float32.itemsize > UNROUNDED_BYTES:
         return False

@@ -83,7 +83,8 @@ def outer_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
 def adds_channels(ctx: Context, args: Sequence[Any]) -> bool:
     """True for a convolution with a bias on a GPU, where the library adds that in a kernel of its
     own, after rounding."""
-    return ctx.on_gpu and isinstance(args[2], Value) and args[2].dtype.is_floating_point
+    steps = ctx.target.library.convolves_in_steps
+    return steps and isinstance(args[2], Value) and args[2].dtype.is_floating_point
 
 
 def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
@@ -107,7 +108,8 @@ def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) 
 def sums_channels(ctx: Context, args: Sequence[Any]) -> bool:
     """True for a convolution's backward on a GPU that gives the gradient of a bias, too, which the
     library sums up in a kernel of its own."""
-    return ctx.on_gpu and bool(args[10][2]) and args[0].dtype.is_floating_point
+    steps = ctx.target.library.convolves_in_steps
+    return steps and bool(args[10][2]) and args[0].dtype.is_floating_point
 
 
 def gradients_and_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -140,7 +142,7 @@ def row_major_operands(ctx: Context, name: str, args: Sequence[Any]) -> list[Any
     """
     operands, groups = _ROWS.get(name, (0, 0))
     copied = list(args)
-    if not operands or not ctx.on_gpu or args[groups] == 1:
+    if not operands or not ctx.target.library.convolves_in_steps or args[groups] == 1:
         return copied
     for position, x in enumerate(args[:operands]):
         if isinstance(x, Value) and len(x.shape) == 3 and x.dtype in STORED_DTYPES:

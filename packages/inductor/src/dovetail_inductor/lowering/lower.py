@@ -15,7 +15,6 @@ from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import Assert
 from torch import fx
 
-from dovetail_inductor.codegen_triton.ops import has_scalar_form, has_triton_form
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.loops import (
     Buffer,
@@ -59,26 +58,27 @@ from dovetail_inductor.lowering.values import (
     tensor_of,
     value_like,
 )
+from dovetail_inductor.targets import CPU, CUDA, Target
 
 EXACT_COST = 2  # the scalar ops that cost no more are the same on every device
 
 
 def lower(
     gm: fx.GraphModule,
-    on_gpu: bool | None = None,
+    target: Target | None = None,
     everywhere: bool = False,
     compile_branch: CompileBranch | None = None,
 ) -> LoopGraph:
     """Turn every node into loop nests over buffers, or an extern call.
 
-    `on_gpu` says whether to lower as for a GPU; None asks the graph's tensors. `everywhere`: loops
-    also where the library was measured to be faster. `compile_branch` compiles the graphs that a
-    `torch.cond` or `torch.while_loop` holds.
+    `target` says what for; None asks the graph's tensors: a GPU if one of them is there.
+    `everywhere`: loops also where the library was measured to be faster. `compile_branch`
+    compiles the graphs that a `torch.cond` or `torch.while_loop` holds.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
-    if on_gpu is None:
-        on_gpu = any(_device_type(node) == "cuda" for node in gm.graph.nodes)
-    ctx = Context(on_gpu, everywhere)
+    if target is None:
+        target = CUDA if any(_device_type(node) == "cuda" for node in gm.graph.nodes) else CPU
+    ctx = Context(target, everywhere)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
     outputs: tuple[Strided | int | float | FloatSize | None, ...] = ()
@@ -87,8 +87,8 @@ def lower(
     exact = {value for _, value in exact_comparisons(gm.graph.nodes)}
     in_memory |= exact
     observed = observed_values(gm) | exact
-    until_read = bytes_until_read(gm, in_memory) if on_gpu else {}
-    padded = aligned.padded_operands(gm, on_gpu)
+    until_read = bytes_until_read(gm, in_memory) if target.costs.unrounded_halves else {}
+    padded = aligned.padded_operands(gm, target)
 
     def resolve(arg: Any) -> Any:
         if isinstance(arg, fx.Node):
@@ -232,7 +232,7 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
     if not held and any(v.dtype not in STORED_DTYPES for v in results):
         return False
     device = results[0].device
-    if ctx.on_gpu and not has_triton_form(rule_name(node), results[0].dtype):
+    if not ctx.target.has_operator(rule_name(node), results[0].dtype):
         return False
 
     passed = _numbers_from_cpu(ctx, node, args)
@@ -269,7 +269,7 @@ def _is_known(ctx: Context, value: Value) -> bool:
     def is_known(part: Expr) -> bool:
         if isinstance(part, Apply):
             exact = not value.shape or SCALAR_OPS[part.op].cost <= EXACT_COST
-            return exact and has_scalar_form(part.op, part.dtype)
+            return exact and ctx.target.has_scalar(part.op, part.dtype)
         return not isinstance(part, Load)
 
     return all(map(is_known, walk([ctx.body(value)])))

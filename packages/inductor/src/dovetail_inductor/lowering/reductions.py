@@ -149,7 +149,7 @@ def _few_terms(ctx: Context, source: Value, dims: tuple[int, ...]) -> bool:
     then can be computed wherever it is read (on a CPU: where these are no neighbours)."""
     if is_symbolic(prod(source.shape)) or prod(source.shape) < _LARGE:
         return False
-    apart = ctx.on_gpu or all(source.stride[d] != 1 for d in dims)
+    apart = ctx.target.costs.near_elements_apart or all(source.stride[d] != 1 for d in dims)
     return apart and 2 <= prod(source.shape[d] for d in dims) <= _MOST_TERMS
 
 
@@ -244,11 +244,13 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
     if source.stored is not None:
         return
     cost = ctx.cost(source)
-    if not ctx.on_gpu or fits_cache_wide(source):
+    if not ctx.target.costs.memory_bound or fits_cache_wide(source):
         if cost.cost > _REREAD_COST:
             ctx.realize(source)
         return
-    if len(ctx.large_reads(cost, source)) > 1 or cost.cost - cost.loads > ctx.cheap(source.dtype):
+    if len(ctx.large_reads(cost, source)) > 1 or cost.cost - cost.loads > ctx.target.costs.cheap(
+        source.dtype
+    ):
         ctx.realize(source if source.widened is None else source.widened)
         source.forget_memo()
 

@@ -23,11 +23,12 @@ from dovetail_inductor.lowering.values import Context, Indices, Value
 ScanAlong = Callable[[Context, Value, int, ScanKind, Callable[[Indices], Expr]], None]
 
 
-def totals_dtype(kind: ScanKind, stored: torch.dtype, on_gpu: bool) -> torch.dtype:
-    """The type in which running totals of elements of type `stored` are kept."""
+def totals_dtype(kind: ScanKind, stored: torch.dtype, wide: bool) -> torch.dtype:
+    """The type in which running totals of elements of type `stored` are kept; with `wide`, more
+    digits than those of elements of float32."""
     if kind in ("max", "min"):
         return arithmetic_dtype(stored)
-    if not on_gpu and (kind == "logsumexp" or stored is torch.float32):
+    if wide and (kind == "logsumexp" or stored is torch.float32):
         return torch.float64
     return arithmetic_dtype(stored) if stored.is_floating_point else torch.int64
 
@@ -38,7 +39,9 @@ def scan_along(
     """Compute `value`, of the same shape as what `element` gives elements of, by a scan along a
     dimension of two elements at least."""
     variables, indices = ctx.loop_indices(value.shape)
-    scan = Scan(kind, (variables[dim],), totals_dtype(kind, value.dtype, ctx.on_gpu))
+    scan = Scan(
+        kind, (variables[dim],), totals_dtype(kind, value.dtype, ctx.target.scans.wide_totals)
+    )
     ctx.write(value, ctx.new_buffer(value), variables, (), None, element(indices), scan)
 
 

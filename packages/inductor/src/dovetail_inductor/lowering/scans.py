@@ -22,14 +22,13 @@ from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of
 
 # Along fewer neighbours in memory a CPU's library takes logarithms as fast, if there are many rows.
 SHORT_ROW, FEW_ELEMENTS = 8, 256
-LONG_ROW = 1 << 16  # from so many elements on, a GPU's library adds up a single row faster
 
 
 def _scan(
     ctx: Context, value: Value, dim: int, kind: ScanKind, element: Callable[[Indices], Expr]
 ) -> None:
     """`value` made the running total along a dimension of what `element` gives elements of."""
-    length = piece_length(value, dim) if ctx.on_gpu else None
+    length = piece_length(value, dim) if ctx.target.scans.in_pieces else None
     if length is None:
         scan_along(ctx, value, dim, kind, element)
     else:
@@ -54,10 +53,11 @@ def _rule(kind: ScanKind) -> Rule:
 
 
 def _library_is_faster(ctx: Context, value: Value, dim: int, kind: ScanKind) -> bool:
-    if ctx.on_gpu:
+    longest = ctx.target.scans.longest_single_row
+    if longest is not None:
         single = value.numel == value.shape[dim] and not ctx.everywhere
-        return single and not known_le(value.numel, LONG_ROW - 1)
-    return ctx.library_on_cpu and kind == "logsumexp" and _is_short(value, dim)
+        return single and not known_le(value.numel, longest - 1)
+    return ctx.leaves_to_library and kind == "logsumexp" and _is_short(value, dim)
 
 
 def _is_short(value: Value, dim: int) -> bool:

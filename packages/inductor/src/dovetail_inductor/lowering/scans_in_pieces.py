@@ -52,7 +52,7 @@ def scan_in_pieces(
 ) -> None:
     """Compute `value` from a scan of its pieces of `length` elements along `dim`."""
     b, n = ctx.builder, value.shape[dim]
-    dtype = totals_dtype(kind, value.dtype, ctx.on_gpu)
+    dtype = totals_dtype(kind, value.dtype, ctx.target.scans.wide_totals)
     pieces = -(-n // length)
     shape = (*value.shape[:dim], pieces, length, *value.shape[dim + 1 :])
     variables, at = ctx.loop_indices(shape)

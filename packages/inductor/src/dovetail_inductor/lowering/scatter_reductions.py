@@ -41,7 +41,11 @@ class _Reduction:
         self.ctx = ctx
         self.combine = _REDUCTIONS[name]
         self.dtype = accumulated_dtype(dtype, self.combine)
-        by_bits = ctx.on_gpu and dtype.is_floating_point and self.combine in ("max", "min")
+        by_bits = (
+            ctx.target.scatters.compares_bits
+            and dtype.is_floating_point
+            and self.combine in ("max", "min")
+        )
         self.negated = by_bits and self.combine == "min"
         self.by_bits = by_bits
         if self.negated:
@@ -88,8 +92,8 @@ def _reduce(
     reduction = _Reduction(ctx, name, value.dtype)
     if value.dtype is torch.bool or not is_ours(ctx, value, reduction.combine, points[0]):
         return NotImplemented
-    if ctx.on_gpu and reduction.combine == "mul":
-        return NotImplemented  # there is no such atomic
+    if reduction.combine not in ctx.target.scatters.combines:
+        return NotImplemented
     b = ctx.builder
     shape, point = points
     target = Target(ctx, value, reduction.combine)

@@ -43,7 +43,7 @@ def is_ours(ctx: Context, value: Value, combine: Combine, shape: Sequence[int]) 
     """Whether to combine elements of a source of this shape by a kernel of ours: on a GPU not where
     what several elements make of one place must not depend on their order, nor where a large target
     of narrow elements would have to lie in memory in wider ones."""
-    if not ctx.on_gpu:
+    if not ctx.target.scatters.parallel:
         return True
     if torch.are_deterministic_algorithms_enabled():
         return False
@@ -138,7 +138,9 @@ def make_cheap(ctx: Context, base: Value | None, *values: Any) -> None:
             continue
         cost = ctx.cost(value)
         smaller = base is not None and hint_of(value.numel) < hint_of(base.numel)
-        if (own in cost.buffers and smaller) or (not ctx.on_gpu and cost.cost > SOURCE_COST):
+        if (own in cost.buffers and smaller) or (
+            not ctx.target.scatters.parallel and cost.cost > SOURCE_COST
+        ):
             ctx.realize(value)
 
 

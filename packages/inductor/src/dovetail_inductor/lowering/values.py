@@ -35,6 +35,7 @@ from dovetail_inductor.loop_ir.sizes import (
     hint_of,
     is_symbolic,
 )
+from dovetail_inductor.targets.target import Target
 
 Indices = tuple[Index, ...]
 Loader = Callable[[Indices, Expr | None], Expr]
@@ -45,12 +46,6 @@ WIDE_BYTES = 48 * 2**20  # of it in float32; an H100's second-level cache has 50
 
 # Of buffers up to this size more may be read than is used: a multiprocessor's cache holds them.
 SMALL_BYTES = 1 << 16
-
-# A value read by several consumers is computed again in each if that takes so many additions at
-# most and reads at most one buffer of its own size (a row's statistics are cheap).
-CHEAP = 3
-# On a GPU arithmetic costs less beside memory: so many for each byte that need not be written.
-CHEAP_A_BYTE_ON_GPU = 12
 
 Restride = Callable[[Strided], Strided | None]
 
@@ -126,10 +121,10 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 @dataclass
 class Context:
-    """The state of one lowering: what was made so far. `on_gpu`: kernels run on a GPU;
+    """The state of one lowering: what was made so far. `target`: what kernels are for;
     `everywhere`: measurements that speak for the library do not count."""
 
-    on_gpu: bool = False
+    target: Target
     everywhere: bool = False
     builder: Builder = field(default_factory=Builder)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -147,13 +142,9 @@ class Context:
     copies: dict[tuple[object, ...], Strided] = field(default_factory=dict)
 
     @property
-    def library_on_cpu(self) -> bool:
-        """True where what the library does faster on a CPU is left to it."""
-        return not self.on_gpu and not self.everywhere
-
-    def cheap(self, dtype: torch.dtype) -> int:
-        """How many additions a reader may do again rather than read their result, of this dtype."""
-        return CHEAP_A_BYTE_ON_GPU * dtype.itemsize if self.on_gpu else CHEAP
+    def leaves_to_library(self) -> bool:
+        """True where the simple loops that the library does faster are left to it."""
+        return self.target.library.beats_simple_loops and not self.everywhere
 
     # --- reading ----------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ def kind_of(
 ) -> Kind | None:
     """The kind of a candidate for a shared launch; None for what gets a launch of its own."""
     device = buffers[kernel.nests[0].buffer].device
-    if not options.on_gpu(device):
+    if not options.target_of(device).scheduling.shares_launches:
         return None
     if any(nest.is_symbolic for nest in kernel.nests):
         return None  # which program works for which kernel would be computed in every one

@@ -67,7 +67,7 @@ def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGra
 
 def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) -> bool:
     """Whether a library call is a product of few rows that a kernel of ours reads fast."""
-    if not is_ours_to_compute(call, graph, lambda buffer: options.on_gpu(buffer.device)):
+    if not is_ours_to_compute(call, graph, options.target_of):
         return False
     left, right = call.args[-2:]
     assert isinstance(left, Strided) and isinstance(right, Strided)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
+import torch
+
+from dovetail_inductor.loop_ir.loops import ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.ops import ROUNDING
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.scheduler.kernels import (
@@ -17,6 +19,7 @@ from dovetail_inductor.scheduler.kernels import (
 )
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.products import Form, Product
+from dovetail_inductor.targets.target import Target
 
 # The operands of a product come last; one before them is added to it.
 OPERATORS = ("aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out")
@@ -24,7 +27,7 @@ FARTHEST = 2**31 - 2**16  # kernels of ours count in 32 bits
 
 
 def is_ours_to_compute(
-    call: ExternCall, graph: KernelGraph, on_gpu: Callable[[Buffer], bool]
+    call: ExternCall, graph: KernelGraph, target_of: Callable[[torch.device], Target]
 ) -> bool:
     """Whether a kernel of ours can do what a library call does."""
     if call.op not in OPERATORS or not _plain(call.kwargs) or call.after:
@@ -33,7 +36,7 @@ def is_ours_to_compute(
     assert name is not None
     out = graph.buffers[name]
     tensors = [a for a in call.args if isinstance(a, Strided)]
-    if len(tensors) != len(call.args) or not on_gpu(out):
+    if len(tensors) != len(call.args) or target_of(out.device).library.multiplies_alone:
         return False
     buffers = [out, *(graph.buffers[t.buffer] for t in tensors)]
     numbers = [n for b in buffers for n in (*b.shape, *b.stride, b.offset)]

@@ -115,7 +115,9 @@ class _Fuser:
         """The unit of both where what one writes the other reads from the end, as the gradient of
         a running sum does: if one's loops can run the other way."""
         assert a.group is not None and b.group is not None
-        if not a.writes & b.reads or (self.profit.on_gpu(a) and not (scans(a) or scans(b))):
+        if not a.writes & b.reads or not (
+            self.profit.target(a).turns_loops or scans(a) or scans(b)
+        ):
             return None
         for access_a, access_b in self._common_accesses(a, b):
             group_a = turned(self.builder, a.group, access_b, access_a)
@@ -137,7 +139,7 @@ class _Fuser:
             return False
         if any(self.begun_as.get(name) in a.reads for name in b.whole):
             return False  # (read before, the tensor can be written where it lies)
-        return not whole or self.options.on_gpu(self.graph.buffers[next(iter(whole))].device)
+        return not whole or self.profit.target(a).joins_scatters
 
     def _for_it_alone(self, a: Unit, b: Unit) -> bool:
         """True if a unit's results are read by another alone."""

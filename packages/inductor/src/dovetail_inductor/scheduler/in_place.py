@@ -51,8 +51,9 @@ def write_in_place(
             chain.append(over[chain[-1]])
         seen = sum(leaving.count(name) for name in chain)
         free = not places.keys() & set(chain) and source not in (*leaving, *places.values())
-        on_gpu = options.on_gpu(graph.buffers[source].device)
-        if not (on_gpu or not raising or _fails_as_eager(graph, chain)):
+        target = options.target_of(graph.buffers[source].device)
+        final = target.scheduling.failure_is_final
+        if not (final or not raising or _fails_as_eager(graph, chain)):
             continue  # what a call that fails has begun would be seen
         if seen == 1 and free and _may_take(graph, accesses, chain[-1], source):
             places |= dict.fromkeys(chain, source)

@@ -16,8 +16,8 @@ from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.match import Group, Match
-from dovetail_inductor.scheduler.split_reductions import rule_for
 from dovetail_inductor.scheduler.units import Unit, scans
+from dovetail_inductor.targets.target import Scheduling
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Profit:
         """Where it runs."""
         return self.buffers[next(iter(unit.writes))].device
 
-    def on_gpu(self, unit: Unit) -> bool:
-        """Whether kernels for a GPU are written for it."""
-        return self.options.on_gpu(self.device(unit))
+    def target(self, unit: Unit) -> Scheduling:
+        """What is fast where it runs."""
+        return self.options.target_of(self.device(unit)).scheduling
 
     def pays(self, found: Match, a: Unit, b: Unit, alone: bool) -> bool:
         """Whether the kernel of both is no slower than theirs; `alone`: b alone reads
@@ -55,10 +55,10 @@ class Profit:
     def _serializes(self, found: Match, a: Unit, b: Unit, alone: bool) -> bool:
         """True if a pointwise nest that a GPU could spread over all its points would be walked row
         by row, with few rows: where a reduction would be cut in two stages."""
-        rule = rule_for(self.buffers[next(iter(a.writes))], self.options)
+        rule = self.target(a).split
         rows = prod(hint_of(v.size) for v in found.rows)
         columns = prod(hint_of(v.size) for v in found.columns)
-        if not self.on_gpu(a) or rows * columns < rule.elements:
+        if not self.target(a).spreads_points or rows * columns < rule.elements:
             return False
         reduces = any(u.group is not None and u.group.columns for u in (a, b))
         for unit, pieces in ((a, found.pieces_a), (b, found.pieces_b)):
@@ -89,7 +89,7 @@ class Profit:
         assert a.group is not None and b.group is not None
         if a.group.columns or b.group.columns:
             return False
-        if self.on_gpu(a):
+        if not self.target(a).needs_near_inner_loops:
             return False
         for group, pieces in ((a.group, found.pieces_a), (b.group, found.pieces_b)):
             for nest in group.nests:

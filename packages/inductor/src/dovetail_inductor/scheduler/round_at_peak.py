@@ -23,7 +23,8 @@ def round_at_peak(
     wide = {
         name
         for name, buffer in graph.buffers.items()
-        if buffer.eager_dtype is not None and options.on_gpu(buffer.device)
+        if buffer.eager_dtype is not None
+        and options.target_of(buffer.device).costs.unrounded_halves
     }
     wide -= {o.buffer for o in graph.outputs if isinstance(o, Strided)}
     for step in graph.steps:

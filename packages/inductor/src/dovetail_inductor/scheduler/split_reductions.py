@@ -21,68 +21,13 @@ from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
-
-
-@dataclass(frozen=True)
-class SplitRule:
-    """When a reduction is cut, and into how many pieces.
-
-    A result is a task, or, where neighbours in memory belong to different results, so many of them
-    `side_by_side` are. A reduction is cut if it has fewer than `enough_tasks` tasks, into pieces
-    that make it `aim` tasks, of at least `piece` elements each (`piece_across`, where results lie
-    side by side); if it has at least `elements`, and a result at least `result` elements
-    (`result_across`).
-
-    Where memory goes on from a reduced loop of fewer than `short` bytes into the results', as from
-    the channels of a group into the groups, and a result has more than `most_held` elements, that
-    loop is cut off whole: each of its elements has a result in the first stage, and these lie side
-    by side.
-
-    With `outermost`, the loop that is outermost in memory is cut, into uneven pieces if need be,
-    rather than one along which a piece reads what lies side by side.
-
-    What is read twice, for a mean and for the distances from it, is read from memory once if it
-    is cut into pieces of at most `kept` elements (`kept_across`, where results lie side by side),
-    which a task holds or finds in the cache: done for results of which `side` tasks at a time read
-    more than the cache's `cache_bytes`.
-    """
-
-    enough_tasks: int
-    aim: int
-    elements: int
-    piece: int
-    piece_across: int
-    result: int
-    result_across: int
-    side_by_side: int = 64
-    kept: int | None = None  # None: as many as the pieces have by the rule above
-    kept_across: int = 0
-    side: int = 0
-    cache_bytes: int = 0
-    short: int = 0
-    most_held: int = 0
-    outermost: bool = False
-
-
-CPU_RULE = SplitRule(16, 64, 1 << 15, 256, 256, 512, 512, outermost=True)
-# An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
-GPU_RULE = SplitRule(
-    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
-    kept=1 << 12, kept_across=1 << 8, side=2 * 132, cache_bytes=1 << 25,
-    short=32, most_held=1 << 14,
-)  # fmt: skip
-
+from dovetail_inductor.targets.target import SplitRule
 
 # Of one result: the second stage is to be short.
 MAX_PARTS = 256
 # Pieces of uneven reductions are multiples of so many elements: four vectors of a CPU.
 EVEN_LENGTH = 64
 MAX_ROWS = 1 << 16  # the same where pieces are rows that are in registers anyway
-
-
-def rule_for(buffer: Buffer, options: InductorOptions) -> SplitRule:
-    """The rule of the device on which a buffer is computed."""
-    return GPU_RULE if options.on_gpu(buffer.device) else CPU_RULE
 
 
 def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
@@ -98,7 +43,7 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         if not isinstance(node, LoopNest):
             nodes.append(node)
             continue
-        rule = rule_for(buffers[node.buffer], options)
+        rule = options.target_of(buffers[node.buffer].device).scheduling.split
         by_rows = _whole_rows(node, rule, reduced)
         if by_rows is not None:
             nodes += _two_stages(graph.builder, node, by_rows, buffers)

@@ -34,14 +34,11 @@ def write_unpadded(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     """Put one kernel in the place of a padded product and the copy of its part that is wanted,
     where that saves much memory and takes hardly longer."""
 
-    def on_gpu(buffer: Buffer) -> bool:
-        return options.on_gpu(buffer.device)
-
     forms = []
     for position, step in enumerate(graph.steps):
         if not isinstance(step, ExternCall) or step.op != "aten::mm.out":
             continue
-        if is_ours_to_compute(step, graph, on_gpu):
+        if is_ours_to_compute(step, graph, options.target_of):
             form = _in_place(graph, position)
             forms += [] if form is None else [form]
     return with_forms(graph, forms) if forms else graph

@@ -48,7 +48,8 @@ def unroll_parts(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     for step in graph.steps:
         if isinstance(step, FusedKernel):
             device = buffers[step.nests[0].buffer].device
-            step = _unrolled(graph.builder, step, buffers) if options.on_gpu(device) else step
+            if options.target_of(device).scheduling.unrolls_parts:
+                step = _unrolled(graph.builder, step, buffers)
         steps.append(step)
     return replace(graph, steps=tuple(steps), buffers=buffers)
 

@@ -74,8 +74,8 @@ def write_over(lives: Lifetimes) -> dict[str, str]:
     kernel's input leaves is not there for its output.
     """
     graph, last = lives.graph, lives.last
-    on_gpu = lives.at_least(REUSED_BYTES, "cuda")
-    large = on_gpu | lives.at_least(LARGE_BYTES, "cpu")
+    reused = lives.at_least(REUSED_BYTES, "cuda")
+    large = reused | lives.at_least(LARGE_BYTES, "cpu")
     usable = {n for n in large if not graph.buffers[n].is_symbolic}
     for step in graph.steps:
         makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in MAKES_NEW
@@ -83,7 +83,7 @@ def write_over(lives: Lifetimes) -> dict[str, str]:
             usable -= set(step.outputs)
     roots: dict[str, str] = {}
     for position, step in enumerate(graph.steps):
-        dying = {n for n in usable & (lives.outside | on_gpu) if last[n] == position}
+        dying = {n for n in usable & (lives.outside | reused) if last[n] == position}
         found = _dies_under(step, graph, usable - lives.taken.keys(), dying)
         for name, source in found.items():
             root = roots[name] = roots.get(source, source)

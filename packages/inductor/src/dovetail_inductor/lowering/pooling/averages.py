@@ -45,7 +45,7 @@ def _slow_spread(ctx: Context, value: Value, dims: Sequence[Dim]) -> bool:
     """Whether the library's kernel of the gradient of averages is faster"""
     sizes = [dim.kernel for dim in dims if isinstance(dim, Steps)]
     most = _MOST_SPREAD if value.stride[-1] == 1 else _MOST_SPREAD_BESIDE
-    return ctx.library_on_cpu and bool(sizes) and prod(sizes) > most
+    return ctx.leaves_to_library and bool(sizes) and prod(sizes) > most
 
 
 def _average(

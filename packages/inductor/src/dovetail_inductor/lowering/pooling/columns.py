@@ -43,7 +43,7 @@ def col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     dims = []
     for n, k, s, p, d in zip(*parts, strict=True):
         dims.append(Steps(n, (n + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, d))
-    if ctx.library_on_cpu and _slow_columns(value, dims):
+    if ctx.leaves_to_library and _slow_columns(value, dims):
         return NotImplemented
     b = ctx.builder
 

@@ -133,7 +133,7 @@ def _maximum(ctx: Context, node: fx.Node, source: Value, dims: Sequence[Dim] | N
         return NotImplemented
     windows = _Windows(ctx, source, dims, value.dtype)
     reads = prod(windows.counts)
-    if ctx.library_on_cpu and (reads > _MOST_COMPARED or isinstance(dims[0], Shares)):
+    if ctx.leaves_to_library and (reads > _MOST_COMPARED or isinstance(dims[0], Shares)):
         return NotImplemented
     numbered = any(n.args[1] == 1 and n.users for n in node.users)
     if reads <= MOST_READS:
@@ -166,7 +166,7 @@ def _maximum_backward(
     if dims is None or chosen.shape != gradient.shape or gradient.numel == 0:
         return NotImplemented
     rank, counts = len(dims), [dim.hits for dim in dims]
-    if ctx.library_on_cpu and (prod(counts) > _MOST_HITS or value.stride[-1] == 1):
+    if ctx.leaves_to_library and (prod(counts) > _MOST_HITS or value.stride[-1] == 1):
         return NotImplemented
     b = ctx.builder
 

@@ -1,0 +1,113 @@
+"""A GPU: Triton kernels, a program for each block of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from dovetail_runtime.plan import LaunchTriton, SizeExpr
+
+from dovetail_inductor.codegen_triton.assemble import EmittedKernel
+from dovetail_inductor.codegen_triton.attention import emit_attention
+from dovetail_inductor.codegen_triton.combined import emit_combined
+from dovetail_inductor.codegen_triton.kernel import emit_kernel
+from dovetail_inductor.codegen_triton.ops import has_scalar_form, has_triton_form
+from dovetail_inductor.codegen_triton.product import emit_product
+from dovetail_inductor.loop_ir.expr import Builder
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
+from dovetail_inductor.loop_ir.sizes import size_expr
+from dovetail_inductor.scheduler.kernels import CombinedKernel, ProductKernel
+from dovetail_inductor.targets.target import (
+    Costs,
+    Emitted,
+    GeneratedKernel,
+    Library,
+    Scans,
+    Scatters,
+    Scheduling,
+    SplitRule,
+)
+
+COSTS = Costs(
+    memory_bound=True,
+    recomputed=0,
+    recomputed_per_byte=12,
+    unrounded_halves=True,
+    near_elements_apart=True,
+)
+SCATTERS = Scatters(
+    parallel=True,
+    compares_bits=True,
+    combines=frozenset({"store", "add", "max", "min"}),  # there is no atomic product
+)
+SCANS = Scans(in_pieces=True, longest_single_row=1 << 16, wide_totals=False)
+LIBRARY = Library(
+    beats_simple_loops=False,
+    has_complex_loops=False,
+    wants_aligned_rows=True,
+    convolves_in_steps=True,
+    multiplies_alone=False,
+    attends_alone=False,
+)
+# An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
+SPLIT = SplitRule(
+    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
+    kept=1 << 12, kept_across=1 << 8, side=2 * 132, cache_bytes=1 << 25,
+    short=32, most_held=1 << 14,
+)  # fmt: skip
+SCHEDULING = Scheduling(
+    split=SPLIT,
+    turns_loops=False,
+    joins_scatters=True,
+    spreads_points=True,
+    needs_near_inner_loops=False,
+    unrolls_parts=True,
+    shares_launches=True,
+    failure_is_final=True,
+)
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """An NVIDIA GPU (or Triton's interpreter on CPU tensors)."""
+
+    costs: Costs = COSTS
+    scatters: Scatters = SCATTERS
+    scans: Scans = SCANS
+    library: Library = LIBRARY
+    scheduling: Scheduling = SCHEDULING
+
+    def has_operator(self, name: str, dtype: torch.dtype) -> bool:
+        return has_triton_form(name, dtype)
+
+    def has_scalar(self, op: str, dtype: torch.dtype) -> bool:
+        return has_scalar_form(op, dtype)
+
+    def emit(
+        self, kernel: GeneratedKernel, builder: Builder, buffers: Mapping[str, Buffer], simd: int
+    ) -> Emitted:
+        if isinstance(kernel, ProductKernel):
+            return _launched(emit_product(kernel, buffers))
+        if isinstance(kernel, CombinedKernel):
+            return _launched(emit_combined(kernel, buffers))
+        return _launched(emit_kernel(kernel, buffers))
+
+    def emit_attention(
+        self, call: ExternCall, buffers: Mapping[str, Buffer]
+    ) -> tuple[Emitted, ...]:
+        return tuple(map(_launched, emit_attention(call, buffers)))
+
+
+def _launched(made: EmittedKernel) -> Emitted:
+    sizes = tuple(SizeExpr("sym", (name,)) for name in made.symbols)
+    x, y, z = (size_expr(n) for n in made.grid)
+    symbol = made.kernel.symbol
+    return Emitted(
+        made.kernel,
+        tuple(made.tensors),
+        lambda places, label: LaunchTriton(symbol, (*places, *sizes), (x, y, z), label),
+    )
+
+
+CUDA = CudaTarget()
