@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -187,49 +188,26 @@ def native_dropout_backward(g: Value, mask: Value, scale: float) -> Value:
     return g * mask * scale
 
 
+_gradient = partial(decomposed, arity=2, in_place=())
+
 CARDS = (
-    *(
-        decomposed(function.__name__, function, backward_two, arity=2, in_place=())
-        for function in (
-            gelu_backward,
-            silu_backward,
-            mish_backward,
-            hardswish_backward,
-            hardsigmoid_backward,
-            hardtanh_backward,
-            leaky_relu_backward,
-            softplus_backward,
-            sigmoid_backward,
-            tanh_backward,
-            logit_backward,
-        )
-    ),
-    decomposed("elu_backward", elu_backward, rules.elu_backward, arity=2, in_place=()),
-    decomposed(
-        "threshold_backward", threshold_backward, rules.threshold_backward, arity=2, in_place=()
-    ),
-    decomposed(
-        "_prelu_kernel_backward",
-        prelu_kernel_backward,
-        usual_cases.prelu_backward,
-        arity=3,
-        in_place=(),
-    ),
-    decomposed("softshrink_backward", shrink_backward, arity=2, in_place=()),
-    decomposed("hardshrink_backward", hardshrink_backward, arity=2, in_place=()),
-    decomposed(
-        "log_sigmoid_backward",
-        log_sigmoid_backward,
-        usual_cases.log_sigmoid_backward,
-        arity=2,
-        in_place=(),
-    ),
-    decomposed("glu_backward", glu_backward, rare.glu_backward, arity=2, in_place=()),
-    decomposed(
-        "native_dropout_backward",
-        native_dropout_backward,
-        of_cpu(dropout_backward),
-        arity=2,
-        in_place=(),
-    ),
+    _gradient("gelu_backward", gelu_backward, backward_two),
+    _gradient("silu_backward", silu_backward, backward_two),
+    _gradient("mish_backward", mish_backward, backward_two),
+    _gradient("hardswish_backward", hardswish_backward, backward_two),
+    _gradient("hardsigmoid_backward", hardsigmoid_backward, backward_two),
+    _gradient("hardtanh_backward", hardtanh_backward, backward_two),
+    _gradient("leaky_relu_backward", leaky_relu_backward, backward_two),
+    _gradient("softplus_backward", softplus_backward, backward_two),
+    _gradient("sigmoid_backward", sigmoid_backward, backward_two),
+    _gradient("tanh_backward", tanh_backward, backward_two),
+    _gradient("logit_backward", logit_backward, backward_two),
+    _gradient("elu_backward", elu_backward, rules.elu_backward),
+    _gradient("threshold_backward", threshold_backward, rules.threshold_backward),
+    _gradient("_prelu_kernel_backward", prelu_kernel_backward, usual_cases.prelu_backward, arity=3),
+    _gradient("softshrink_backward", shrink_backward),
+    _gradient("hardshrink_backward", hardshrink_backward),
+    _gradient("log_sigmoid_backward", log_sigmoid_backward, usual_cases.log_sigmoid_backward),
+    _gradient("glu_backward", glu_backward, rare.glu_backward),
+    _gradient("native_dropout_backward", native_dropout_backward, of_cpu(dropout_backward)),
 )
