@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_capture import optimize, run_graph
+from dovetail_capture.operator_warnings import OperatorWarnings
 
 
 def of_the_caller(x: torch.Tensor, text: str, level: int = 2) -> torch.Tensor:
@@ -117,3 +119,84 @@ def test_a_warning_that_is_an_error_is_raised_where_the_program_handles_it() -> 
         assert raised.traceback[-1].lineno == here.__code__.co_firstlineno + 1
         with pytest.raises(UserWarning, match="careful"):
             optimize(here, backend=run_graph, fullgraph=True)(torch.ones(2))
+
+
+def compiled_quietly(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+    """Operators that ran on fake tensors do not warn again where kernels run."""
+
+    def run(*inputs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gm.forward(*inputs)
+
+    return run
+
+
+def old_softmax(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    return torch.nn.functional.softmax(y) * 2
+
+
+def of_other_sizes(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(x, x[:1]) + 1
+
+
+def output_of_another_size(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(3)
+    torch.add(x, 1, out=out)
+    return out + 1
+
+
+def old_behind_a_break(x: torch.Tensor) -> torch.Tensor:
+    x = x + 1
+    print(end="")
+    return torch.nn.functional.softmax(x) * 2
+
+
+def old_twice(x: torch.Tensor) -> torch.Tensor:
+    x = torch.nn.functional.softmax(x)
+    return torch.nn.functional.softmax(x) * 2
+
+
+OPERATORS = [old_softmax, of_other_sizes, output_of_another_size, old_behind_a_break, old_twice]
+
+
+@pytest.mark.parametrize("action", ["default", "once", "ignore", "module"])
+@pytest.mark.parametrize("program", OPERATORS, ids=lambda fn: fn.__name__)
+def test_torchs_own_warnings_are_for_the_programs_line(program: Any, action: str) -> None:
+    compiled = optimize(program, backend=compiled_quietly)
+    filters, show = warnings.filters, warnings.showwarning
+    places, asked = ([w[:1] + w[2:] for w in said(fn, action)] for fn in (compiled, program))
+    assert places == asked  # (of an output that is resized, fake tensors tell in other words)
+    assert (warnings.filters, warnings.showwarning) == (filters, show)
+
+
+@pytest.mark.parametrize("program", OPERATORS, ids=lambda fn: fn.__name__)
+def test_an_operators_warning_that_is_an_error_is_raised_at_its_line(program: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lines = []
+        for fn in (program, optimize(program, backend=compiled_quietly)):
+            with pytest.raises(UserWarning) as raised:
+                fn(torch.ones(2))
+            lines.append([t.lineno for t in raised.traceback if t.name == program.__name__])
+    assert lines[0] == lines[1]
+
+
+def test_threads_that_do_not_capture_keep_their_filters() -> None:
+    noticed: list[str] = []
+
+    def elsewhere() -> None:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with OperatorWarnings():
+                other = threading.Thread(target=lambda: (warnings.warn("seen"), quiet()))
+                other.start()
+                other.join()
+        noticed.extend(str(w.message) for w in found)
+
+    def quiet() -> None:
+        warnings.warn("not seen", DeprecationWarning)
+
+    elsewhere()
+    assert noticed == ["seen"]

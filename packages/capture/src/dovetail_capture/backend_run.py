@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -32,6 +33,7 @@ from dovetail_capture.failures import (
 )
 from dovetail_capture.function_stack import no_function_modes, outside_of_modes
 from dovetail_capture.knobs import OnError
+from dovetail_capture.operator_warnings import OperatorWarnings
 from dovetail_capture.surroundings import torch_state_kept
 from dovetail_capture.torch_settings import under
 
@@ -87,7 +89,9 @@ def run_backend(
     if symbol is not None and asked.static:
         _refuse_data_dependent(symbol, backend, code, asked.breaks_allowed)
     try:
-        with no_function_modes(), torch_state_kept(), under(frame.settings):
+        # (What a compiler runs operators for, capture has run them for, and told of.)
+        told = OperatorWarnings() if traits.compiler else nullcontext()
+        with told, no_function_modes(), torch_state_kept(), under(frame.settings):
             compiled = backend(frame.graph, [i.example for i in frame.inputs])
     except CaptureError:
         raise

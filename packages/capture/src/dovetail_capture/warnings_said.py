@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def action(message: str, category: type[Warning], module: str, line: int) -> str:
+def action(
+    message: str, category: type[Warning], module: str, line: int, filters: Any = None
+) -> str:
     """What the program's filters do with a warning: the first one that fits tells."""
-    for what, text, kind, where, at in warnings.filters:
+    for what, text, kind, where, at in warnings.filters if filters is None else filters:
         if (
             (text is None or _fits(text, message))
             and issubclass(category, kind)
             and (where is None or _fits(where, module))
             and at in (0, line)
         ):
-            return what
+            return str(what)
     return str(getattr(warnings, "defaultaction", "default"))
 
 

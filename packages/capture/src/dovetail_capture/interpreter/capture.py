@@ -50,6 +50,7 @@ from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
+from dovetail_capture.operator_warnings import OperatorWarnings
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import Const, FrameEnd, HandledHere, Recipe
 from dovetail_capture.skip import skipped_directories
@@ -140,7 +141,9 @@ def _with_counters(new_attempt: Callable[[int, Way], _Attempt], exports: bool) -
         ):
             break
         best = other
-    return best.attempt.finish(best.end, best.break_)
+    finished = best.attempt.finish(best.end, best.break_)
+    best.attempt.recorder.warned.say()
+    return finished
 
 
 def _capture(new_attempt: Callable[[int, Way], _Attempt], exports: bool, way: Way) -> _Captured:
@@ -253,6 +256,7 @@ class _Attempt:
         self.cannot_check = False  # the frame could not be run again if a check did not hold
         self.notices = False  # ... nor if the graph raises, which blocks of `finally` see
         self.recorder = Recorder(lambda: self.vm.stack_trace(), options.learned.refused)
+        self.recorder.warned = OperatorWarnings(lambda: self.vm.frames[-1].place())
         self.session = Session(code, func.__globals__, self.recorder, options)
         self.session.compiling = way.compiling
         self.session.shapes.counters = way.counters

@@ -166,6 +166,11 @@ class Frame:
         """The source line of the current instruction."""
         return self.decoded.line_of(self.code, self.current.index)
 
+    def place(self) -> tuple[str, int, str]:
+        """The file and line of the current instruction, and the name of its module."""
+        module = self.globals_.get("__name__") or "<sys>"
+        return self.code.co_filename, self.line(), str(module)
+
 
 def lets_generator_exit_pass(frame: Frame, handler: int) -> bool:
     """True if the handler at an instruction consists of `except` clauses for built-in errors, none

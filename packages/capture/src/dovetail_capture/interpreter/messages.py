@@ -84,10 +84,9 @@ def defer_warning(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) 
         say: Any = WarnAbove(level, prefixes)
     else:
         frame = vm.frames[place]
-        line = frame.line()
-        name = str(frame.globals_.get("__name__") or "<sys>")
-        _check_is_no_error(vm, given, name, line)
-        say = WarnAt(frame.code.co_filename, line, name, place == 0)
+        file, line, module = frame.place()
+        _check_is_no_error(vm, given, module, line)
+        say = WarnAt(file, line, module, here=place == 0)
     defer(vm, say, [], given)
 
 

@@ -59,6 +59,7 @@ from dovetail_capture.interpreter.values.objects import is_namedtuple, named_tup
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.wrapper_calls import asking, unasked, wrappers_in
+from dovetail_capture.operator_warnings import OperatorWarnings
 
 # Functions that hand back their very argument when there is nothing to do; such a call leaves no
 # node. In-place operations also return their argument, and must stay.
@@ -100,6 +101,7 @@ class Recorder(GraphArguments):
         # Is the program in a block in which no class is asked about functions?
         self.functions_off: Callable[[], bool] = lambda: False
         self.stack_trace = stack_trace
+        self.warned = OperatorWarnings()
         self.operations = 0
         # Why an operation from here on ends the graph earlier, before the step of the top frame
         self.closed: tuple[str, int] | None = None
@@ -181,7 +183,7 @@ class Recorder(GraphArguments):
             run = asking(run)  # what its `__torch_dispatch__` does, other classes are asked about
 
         def result_on_fakes(env: ShapeEnv | None) -> Any:
-            with self.fake_mode, data_symbols(env):
+            with self.warned, self.fake_mode, data_symbols(env):
                 return _run_on_fakes(function, run, pairs, keyword_pairs)
 
         if self.inference_values and not self.inference:
