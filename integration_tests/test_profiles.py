@@ -37,10 +37,55 @@ def test_regions_and_kernels_have_names() -> None:
     compiled(x).sum().backward()
     names = _seen(lambda: compiled(x).sum().backward())
     line = Gated.forward.__code__.co_firstlineno + 1
-    assert f"dovetail: forward ({FILE}:{line})" in names
-    assert any(name.startswith("dovetail: forward backward") for name in names)
+    assert f"dovetail: forward of Gated ({FILE}:{line})" in names
+    assert any(name.startswith("dovetail: backward of Gated (") for name in names)
     assert any("softmax" in name and f"({FILE}:{line})" in name for name in names)
     assert "aten::mm" in names or "aten::addmm" in names
+
+
+def _broken(x: Tensor) -> Tensor:
+    y = x.sin() + 1
+    print(end="")
+    return y.cos() * 2
+
+
+def test_each_part_of_a_broken_function_has_its_name() -> None:
+    compiled = dovetail.compile(_broken)
+    x = torch.randn(8)
+    compiled(x)
+    line = _broken.__code__.co_firstlineno
+    found = [name for name in _seen(lambda: compiled(x)) if name.startswith("dovetail: ")]
+    assert found == [f"dovetail: forward of _broken ({FILE}:{line + n})" for n in (1, 3)]
+
+
+def test_an_error_in_a_profiled_call_ends_its_ranges() -> None:
+    compiled = dovetail.compile(lambda x, index: x[index] * 2)
+    x = torch.randn(8)
+    compiled(x, torch.tensor([1]))
+
+    def run() -> None:
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor([99]))
+        compiled(x, torch.tensor([2]))
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        run()
+    first, second = (e.time_range for e in seen.events() if e.name.startswith("dovetail: "))
+    assert first.end <= second.start
+
+
+def test_a_compiled_function_says_what_it_is() -> None:
+    compiled = dovetail.compile(_broken, mode="reduce-overhead", isolate_recompiles=True)
+    told = f"<compiled function _broken ({FILE}:{_broken.__code__.co_firstlineno}), "
+    told += "backend dovetail, mode reduce-overhead, "
+    assert repr(compiled) == f"{told}nothing compiled yet>"
+    compiled(torch.randn(8))
+    assert repr(compiled) == f"{told}2 graphs>"
+    eager = dovetail.compile(_broken, backend="eager", isolate_recompiles=True)
+    assert "backend dovetail" not in repr(eager) and "backend " in repr(eager)
+    model = Gated()
+    inner = repr(model).replace("\n", "\n  ")
+    assert repr(dovetail.compile(model)) == f"OptimizedModule(\n  (_orig_mod): {inner}\n)"
 
 
 def test_a_call_within_a_profile_is_whole() -> None:
@@ -109,5 +154,5 @@ def test_kernels_on_a_gpu_have_names() -> None:
             for _ in range(5):
                 compiled(x)
             names = _seen(lambda c=compiled: (c(x), torch.cuda.synchronize()), *both)
-        assert any(name.startswith("dovetail: forward (") for name in names), (mode, names)
+        assert any(name.startswith("dovetail: forward of Gated (") for name in names), (mode, names)
         assert any("softmax" in name for name in names), (mode, names)

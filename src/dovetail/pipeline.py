@@ -58,7 +58,7 @@ from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.node_error import blamed
-from dovetail_prims.node_facts import STATIC
+from dovetail_prims.node_facts import FUNCTION, STATIC
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, LoadOptions, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
@@ -66,7 +66,7 @@ from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step,
 from torch.fx import GraphModule
 
 from dovetail.backends.aot import run_eagers_kernels
-from dovetail.options import Options
+from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize
 from dovetail.stages_shown import passes_shown, tell_of_plan
 from dovetail.weights import ConstantWeights
@@ -122,7 +122,8 @@ class _Role:
     """What is known of a functional graph besides its operators: the user's line that it comes
     from, whether gradients are computed, and which inputs stay where they are (`static`) and which
     results become the caller's (`kept`), by position. `late`: it is compiled while the program
-    runs, when no graph can break any more. `recovers`: where that fails, it runs uncompiled."""
+    runs, when no graph can break any more. `recovers`: where that fails, it runs uncompiled.
+    `function` is the qualified name of the user's, "" if none is known."""
 
     training: bool
     place: str
@@ -130,6 +131,7 @@ class _Role:
     kept: frozenset[int] = frozenset()
     late: bool = False
     recovers: bool = True
+    function: str = ""
 
 
 @dataclass
@@ -150,6 +152,10 @@ class CompilerBackend:
     _pool: GraphPool | None = None
     failures: list[Failure] = field(default_factory=list)  # in which a graph runs uncompiled
     backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
+
+    def __str__(self) -> str:
+        mode = next((name for name, found in MODES.items() if found == self.options), None)
+        return "dovetail with options" if mode is None else f"dovetail, mode {mode}"
 
     def reset(self) -> None:
         """Tell of nothing that was compiled so far: it is compiled anew."""
@@ -187,7 +193,7 @@ class CompilerBackend:
         static = frozenset(
             i for i, v in places if isinstance(v, torch.Tensor) and has_static_address(v)
         )
-        role = _Role(training, place_in(gm), static)
+        role = _Role(training, place_in(gm), static, function=FUNCTION.of(gm) or "")
         tell("pre_grad_graphs", role.place, lambda: str(gm.code.strip()), suffix="py")
         keeps_weights = self.options.constant_weights and not training and not wrapped
         stages = _Stages(self, gm, role, keeps_weights)
@@ -363,20 +369,21 @@ class _Stages:
 
     def compile_backward(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a backward, which may be while the program runs."""
-        late = _Role(self.role.training, self.role.place, late=True)
+        late = replace(self.role, static=frozenset(), kept=frozenset(), late=True)
         return self.backend._compile(graph, inputs, late)
 
 
 def label_of(gm: GraphModule, role: _Role) -> str:
-    """What profiles call a graph's calls: the function that was compiled, with its first line that
-    computes something: `dovetail: forward (model.py:12)`."""
+    """What profiles call a graph's calls: the function that was compiled, a module by its class,
+    with its first line that computes something: `dovetail: forward of MyModel (model.py:12)`."""
     traces = (str(node.meta.get("stack_trace") or "") for node in gm.graph.nodes)
     outermost = next((trace.strip().splitlines()[0] for trace in traces if trace.strip()), "")
     found = re.search(r'File "([^"]*)", line (\d+), in (.*)', outermost)
-    half = " backward" if role.late else ""
+    half = "backward" if role.late else "forward"
     if found is None:
-        return f"dovetail: a graph{half}"
-    return f"dovetail: {found[3].strip()}{half} ({Path(found[1]).name}:{found[2]})"
+        return f"dovetail: {half} of a graph"
+    name = (role.function or found[3].strip()).rpartition("<locals>.")[2].removesuffix(".forward")
+    return f"dovetail: {half} of {name} ({Path(found[1]).name}:{found[2]})"
 
 
 def _computes_shapes(gm: GraphModule) -> bool:

@@ -196,8 +196,9 @@ switched_repr(PyObject *self)
     if (entered != 0) {
         return entered < 0 ? NULL : PyUnicode_FromString("...");
     }
-    const char *kind = switched->context == NULL ? "<disabled %R>" : "<optimized %R>";
-    PyObject *text = PyUnicode_FromFormat(kind, switched->function);
+    PyObject *text = switched->context == NULL
+                         ? PyUnicode_FromFormat("<disabled %R>", switched->function)
+                         : call_copies("described", self, NULL);
     Py_ReprLeave(self);
     return text;
 }

@@ -403,7 +403,11 @@ def test_wrapper_keeps_name_and_signature():
 
     optimized = dc.optimize(named, Counting())
     assert optimized.__name__ == "named" and optimized.__doc__ == "Doc."
-    assert repr(optimized) == f"<optimized {named!r}>"
+    place = f"test_optimize.py:{named.__code__.co_firstlineno}"
+    told = f"<compiled function {named.__qualname__} ({place}), backend Counting"
+    assert repr(optimized) == f"{told}, nothing compiled yet>"
+    optimized(torch.ones(2))
+    assert repr(optimized) == f"{told}, 1 graph>"
     assert optimized.__code__ is named.__code__ and optimized.__globals__ is globals()
     assert str(inspect.signature(optimized)) == "(x, k=1)"
 

@@ -1,4 +1,4 @@
-"""Copies and pickles of compiled functions.
+"""Copies, pickles and `repr` of compiled functions.
 
 A plain function is its own copy, and so is its compiled form. That of a bound method, or of another
 callable object, is compiled anew for the copy. Compiled code is in no pickle: what is loaded is
@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import sys
 from functools import reduce
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from dovetail_capture._frame_hook import Switched
@@ -39,6 +41,34 @@ def reduced(compiled: Switched) -> str | tuple[Any, ...]:
         if found is compiled:
             return name
     return compiled_again, (called_by(compiled.function), *_settings(compiled))
+
+
+def described(compiled: Switched) -> str:
+    """What `repr(compiled)` gives: `<compiled function f (model.py:12), backend dovetail, mode
+    default, 2 graphs>`. The graphs are those of all that shares the compiled code."""
+    context = compiled.context
+    if not isinstance(context, CaptureContext):
+        return f"<compiled {called_by(compiled.function)!r}>"
+    count = context.log.graph_count
+    graphs = "1 graph" if count == 1 else f"{count} graphs" if count else "nothing compiled yet"
+    target, backend = _named(called_by(compiled.function)), _name_of_backend(context.backend)
+    return f"<compiled {target}, backend {backend}, {graphs}>"
+
+
+def _named(target: Any) -> str:
+    """A function with its place; of any other callable object, its `repr`."""
+    code = getattr(target, "__code__", None)
+    if not isinstance(code, CodeType) or not isinstance(target, FunctionType | MethodType):
+        return repr(target)
+    kind = "method" if isinstance(target, MethodType) else "function"
+    return f"{kind} {target.__qualname__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def _name_of_backend(backend: Any) -> str:
+    """A function's name; what an object calls itself to people (`__str__`), or its class."""
+    if any("__str__" in vars(cls) for cls in type(backend).__mro__[:-1]):
+        return str(backend)
+    return str(getattr(backend, "__name__", None) or type(backend).__name__)
 
 
 def compiled_again(target: Any, backend: Any, settings: dict[str, Any]) -> Any:

@@ -60,6 +60,8 @@ OWNED: Fact[bool] = Fact("owned")
 OVERWRITTEN: Fact[int] = Fact("overwritten")
 # A node that was recorded while the backward ran.
 IN_BACKWARD: Fact[bool] = Fact("in_backward")
+# A captured graph: the qualified name of the user's function that it is of.
+FUNCTION: Fact[str] = Fact("function")
 # What selective checkpointing decided of a node.
 SAVED_BY_POLICY: Fact[CheckpointPolicy] = Fact("saved_by_policy")
 

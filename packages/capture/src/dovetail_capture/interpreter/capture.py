@@ -16,6 +16,7 @@ from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from dovetail_prims.late_reads import INPUTS, OUTPUTS, READS
+from dovetail_prims.node_facts import FUNCTION
 from torch.autograd import forward_ad
 from torch.fx import Node
 
@@ -505,6 +506,7 @@ class _Attempt:
         module = None
         if self.recorder.operations or pending.holds:
             module = self.recorder.module()
+            FUNCTION.tell(module, self.code.co_qualname)
             if self.session.late.found:
                 module.meta[READS] = tuple(self.session.late.found)
             late = self.session.late.tensors
