@@ -45,6 +45,7 @@ from dovetail_capture.continuation_state import CannotResume
 from dovetail_capture.errors import (
     CaptureError,
     InternalError,
+    ModuleToInitialise,
     NotCapturable,
     OfProgram,
     RecompileError,
@@ -326,8 +327,13 @@ class CaptureContext(_frame_hook.Context):
         if stance == "eager_then_compile" and self._is_first_call(code, args):
             return None
         # Entries and marks are made here, under the lock: a thread that waits is to find them.
-        with handlers_raise(), torch_state_kept(), no_hooks_on_saved_tensors():
-            answer = self._compile_or_skip(code, func, args)
+        while True:
+            try:
+                with handlers_raise(), torch_state_kept(), no_hooks_on_saved_tensors():
+                    answer = self._compile_or_skip(code, func, args)
+                break
+            except ModuleToInitialise as found:
+                found.initialise()  # (here the random numbers that it draws are kept as drawn)
         if answer is _frame_hook.SKIP:
             self.hook.close(code)
         return answer
@@ -494,6 +500,8 @@ class CaptureContext(_frame_hook.Context):
             raise
         except CaptureError:
             self.log.add("error", code, "capture")
+            raise
+        except ModuleToInitialise:
             raise
         except Exception as error:
             if error_of_program(error) is not None:

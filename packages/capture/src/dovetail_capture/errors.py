@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import CodeType
+from typing import Any
 
 from dovetail_capture.captured_frame import GraphBreak
 
@@ -39,6 +40,24 @@ class NotCapturable(CaptureError):
 class InternalError(CaptureError):
     """A mistake of capture itself; without `fullgraph` the frame runs plainly, with a warning (see
     `CaptureOptions.on_error`)."""
+
+
+class ModuleToInitialise(Exception):
+    """A lazy module that the captured frame calls for the first time: its parameters are to be made
+    before a graph takes them. `args` of the call are known by their sizes."""
+
+    def __init__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(module)
+        self.module = module
+        self.given = args, kwargs
+
+    def initialise(self) -> None:
+        """What eager's first call does before the module's forward."""
+        args, kwargs = self.given
+        try:
+            self.module._infer_parameters(self.module, args, kwargs)
+        except Exception as error:
+            raise OfProgram(error) from error
 
 
 class OfProgram(Exception):

@@ -95,6 +95,7 @@ _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 # (That of `torch.utils.checkpoint.checkpoint` itself is a wrapper of the other compiler.)
 _TORCH = os.path.dirname(torch.__file__)
 _CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
+_INITIALISES = torch.nn.modules.lazy.LazyModuleMixin._infer_parameters.__code__
 _COMPOSABLE = os.path.join(_TORCH, "distributed", "_composable", "checkpoint_activation.py")
 
 
@@ -102,10 +103,13 @@ def runs_with_capture_off(code: CodeType) -> bool:
     """Wrappers of PyTorch's own compiler (`torch.compiler.disable`, `torch.compile`), what loads
     modules, whose bodies run once, and what tensor subclasses do below autograd: what they call is
     not ours to capture. So is what eager's checkpoint calls: the function is computed again from
-    outside of the compiled one, and has to save the very tensors that it saved before."""
+    outside of the compiled one, and has to save the very tensors that it saved before. And so is
+    the hook that gives lazy modules their parameters."""
     if code.co_filename == _IMPORT_SYSTEM or code.co_name in _NOT_CAPTURED:
         return True
     if code.co_filename == _CHECKPOINT and code.co_name == "_checkpoint_impl":
+        return True
+    if code is _INITIALISES:
         return True
     return code.co_filename.startswith(_OTHER_COMPILER)
 

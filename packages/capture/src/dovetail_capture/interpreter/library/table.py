@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.library import (
     hooks,
     iteration_functions,
     itertools_functions,
+    lazy_modules,
     local_classes,
     mapping_proxies,
     normalisation,
@@ -117,6 +118,7 @@ CODE_HANDLERS = {
     **optimizers.CODE_HANDLERS,
     **transforms.CODE_HANDLERS,
     **normalisation.CODE_HANDLERS,
+    **lazy_modules.CODE_HANDLERS,
 }
 # By module and qualified name: of what is never imported or named here.
 NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
