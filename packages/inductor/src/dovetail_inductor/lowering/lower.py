@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,11 @@ from dovetail_prims.conditionals import graph_nodes
 from dovetail_prims.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import Assert
+from dovetail_runtime.sizes import symbols_of
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
+from dovetail_inductor.loop_ir.free_symbols import free_symbols
 from dovetail_inductor.loop_ir.loops import (
     Buffer,
     LoopGraph,
@@ -137,25 +138,17 @@ def lower(
     )
 
 
-_LATE = re.compile(r"\b(?:size_)?([a-z]\d+)\b")
-
-
 def _after_sizes(ctx: Context) -> list[Node]:
     """The nodes, each told from which buffers the sizes in it are read."""
-
-    def after(text: str, own: set[str]) -> frozenset[str]:
-        names = set(_LATE.findall(text))
-        for name in names & ctx.definitions.keys():
-            names |= set(_LATE.findall(str(ctx.definitions[name])))
-        return frozenset({ctx.binders[n] for n in names & ctx.binders.keys()} - own)
-
     found: list[Node] = []
     for node in ctx.nodes:
-        if isinstance(node, LoopNest):
-            found.append(replace(node, after=after(node.as_text(), {node.buffer})))
-        else:
-            own = {name for name in node.outputs if name is not None}
-            found.append(replace(node, after=after(f"{node.args} {node.kwargs}", own)))
+        names = free_symbols(node)
+        names = names.union(
+            *(symbols_of(ctx.definitions[n]) for n in names & ctx.definitions.keys())
+        )
+        own = {node.buffer} if isinstance(node, LoopNest) else set(node.outputs)
+        after = frozenset({ctx.binders[n] for n in names & ctx.binders.keys()} - own)
+        found.append(replace(node, after=after))
     return found
 
 
