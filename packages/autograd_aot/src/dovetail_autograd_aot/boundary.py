@@ -38,6 +38,9 @@ class SizeOutput:
 
     index: int
 
+    def __str__(self) -> str:
+        return f"size {self.index}"
+
 
 @dataclass(frozen=True)
 class ViewsAtOnce:
@@ -63,48 +66,176 @@ class ViewStep:
     of: ViewsAtOnce | None = field(default=None, compare=False)
     index: int = field(default=0, compare=False)
 
+    def __str__(self) -> str:
+        if self.of is not None:
+            return f"{self.of.op}({', '.join(map(str, self.of.args))})[{self.index}]"
+        named = (f"{name}={value}" for name, value in self.kwargs)
+        return f"{self.op}({', '.join([*map(str, self.args), *named])})"
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """What an output lies in: input number `index` of a call, or that forward output."""
+
+    is_input: bool
+    index: int
+
+    def __str__(self) -> str:
+        return f"{'input' if self.is_input else 'forward output'} {self.index}"
+
+
+@dataclass(frozen=True)
+class NewTensor:
+    """Forward output number `forward`: a tensor, or a size."""
+
+    forward: int
+
+    def __str__(self) -> str:
+        return f"forward output {self.forward}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A bool: what `compare` says of forward output number `forward` and `number`."""
+
+    forward: int
+    compare: Callable[[Any, int], bool]
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.compare.__name__}(forward output {self.forward}, {self.number})"
+
+
+@dataclass(frozen=True)
+class InMemoryOf:
+    """Forward output number `forward`, with its own gradient, in the memory of `base`, where the
+    steps `view` lead to it. `from_base`: as for `ViewOf`."""
+
+    forward: int
+    base: TensorRef
+    view: tuple[ViewStep, ...]
+    from_base: bool = False
+
+    def __str__(self) -> str:
+        steps = _chain_text(self.view)
+        return f"forward output {self.forward}, in the memory of {self.base}{steps}"
+
+
+@dataclass(frozen=True)
+class InputItself:
+    """The very object of input number `primal`."""
+
+    primal: int
+
+    def __str__(self) -> str:
+        return f"input {self.primal} itself"
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """The very object of the earlier user output number `output`."""
+
+    output: int
+
+    def __str__(self) -> str:
+        return f"the same object as output {self.output}"
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A Python value or None."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return f"the constant {self.value!r}"
+
+
+@dataclass(frozen=True)
+class ViewOf:
+    """A view of `base`, taken by the steps `view`.
+
+    `from_base`: as_strided in `view` counts from where the base begins, not from the beginning of
+    its storage. `detached`: for autograd it is no view of the base, but of what so many steps lead
+    to (of nothing, if these are all), which is user output number `view_of`, if that is one.
+    Without `detached`, `view_of` is the view of the same base that it was taken of, through which
+    its gradient goes. `of_reshaped`: it is taken of an input after that has changed its shape in
+    place, `of_set`: after a `set_`.
+    """
+
+    base: TensorRef
+    view: tuple[ViewStep, ...]
+    view_of: int | None = None
+    detached: int | None = None
+    from_base: bool = False
+    of_reshaped: bool = False
+    of_set: bool = False
+
+    def __str__(self) -> str:
+        through = "" if self.view_of is None else f", by way of output {self.view_of}"
+        after = ", after it changed its shape" if self.of_reshaped else ""
+        after += ", after set_" if self.of_set else ""
+        detached = "" if self.detached is None else f", detached after {self.detached} steps"
+        return f"view of {self.base}{_chain_text(self.view)}{through}{after}{detached}"
+
+
+def _chain_text(steps: tuple[ViewStep, ...]) -> str:
+    return "".join(f".{step}" for step in steps)
+
+
+ReturnStep = NewTensor | Comparison | InMemoryOf | InputItself | Duplicate | Constant | ViewOf
+
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """One user output.
+    """One user output: the `step` that makes it, and what autograd knows of it.
 
-    `base` is, for VIEW_OF_INPUT and INPUT, the index of a primal; for FRESH and VIEW_OF_OUTPUT the
-    index of a forward output; for DUPLICATE that of a user output. `view` leads from the base to
-    the output. `value` is a constant's value. `is_leaf` is for outputs that require grad: a leaf
-    has no grad_fn. `memory` is for a FRESH output with a gradient of its own that lies in the
-    memory of another tensor, where `view` leads to it: that of a primal or a forward output (one of
-    the two is None). `truth` makes a bool of a FRESH number: compared so with that. `several`: one
-    operator made it together with other views, and autograd lets nobody write to those. `counter`:
-    outputs of one number share a version counter that is not their base's (views of `.data`).
-    `lost`: why autograd has lost track of it (empty if it has not). `untracked`: a view, made under
-    no_grad, of a tensor that requires grad. `from_base`: as_strided in `view` counts from where the
-    base begins, not from the beginning of its storage. `detached`: for autograd it is no view of
-    the base, but of what so many steps of `view` lead to (of nothing, if these are all), which is
-    user output number `view_of`, if that is one. Without `detached`, `view_of` is the view of the
-    same base that it was taken of, through which its gradient goes. `of_reshaped`: it is taken of
-    an input after that has changed its shape in place, `of_set`: after a `set_`. `by_user`: for
-    autograd, it is a view that a Function of the user's made, or a view of one, which nobody may
-    write to: one that has a `memory`, of that.
+    `is_leaf` is for outputs that require grad: a leaf has no grad_fn. `several`: one operator made
+    it together with other views, and autograd lets nobody write to those. `counter`: outputs of one
+    number share a version counter that is not their base's (views of `.data`). `lost`: why autograd
+    has lost track of it (empty if it has not). `untracked`: a view, made under no_grad, of a tensor
+    that requires grad. `by_user`: for autograd, it is a view that a Function of the user's made, or
+    a view of one, which nobody may write to: one that is `InMemoryOf` another, of that.
     """
 
-    kind: OutputKind
+    step: ReturnStep
     requires_grad: bool = False
-    base: int | None = None
-    view: tuple[ViewStep, ...] = ()
-    value: object = None
     is_leaf: bool = False
-    memory: tuple[int | None, int | None] | None = None
-    truth: tuple[Callable[[Any, int], bool], int] | None = None
     several: bool = False
+    by_user: bool = False
     counter: int | None = None
     lost: str = ""
     untracked: bool = False
-    from_base: bool = False
-    detached: int | None = None
-    view_of: int | None = None
-    of_reshaped: bool = False
-    of_set: bool = False
-    by_user: bool = False
+
+    @property
+    def kind(self) -> OutputKind:
+        """How it relates to the inputs."""
+        if isinstance(self.step, ViewOf):
+            of_input = self.step.base.is_input
+            return OutputKind.VIEW_OF_INPUT if of_input else OutputKind.VIEW_OF_OUTPUT
+        return _KINDS.get(type(self.step), OutputKind.FRESH)
+
+    @property
+    def base(self) -> int | None:
+        """The number of the input, forward output or user output that it is made of."""
+        match self.step:
+            case NewTensor(forward) | Comparison(forward) | InMemoryOf(forward):
+                return forward
+            case InputItself(number) | Duplicate(number):
+                return number
+            case ViewOf(base):
+                return base.index
+        return None
+
+    @property
+    def view(self) -> tuple[ViewStep, ...]:
+        """The steps from what it lies in; none, if it is that."""
+        return self.step.view if isinstance(self.step, ViewOf | InMemoryOf) else ()
+
+    @property
+    def of_reshaped(self) -> bool:
+        """Whether it is a view of an input after that has changed its shape in place."""
+        return isinstance(self.step, ViewOf) and self.step.of_reshaped
 
     @property
     def protected(self) -> bool:
@@ -113,9 +244,25 @@ class OutputInfo:
 
     def lies_in(self, forward: int) -> bool:
         """Whether it is another tensor in the memory of forward output number `forward`."""
-        if self.kind is OutputKind.VIEW_OF_OUTPUT:
-            return self.base == forward
-        return self.memory is not None and self.memory[1] == forward
+        step = self.step
+        return isinstance(step, ViewOf | InMemoryOf) and step.base == TensorRef(False, forward)
+
+    def __str__(self) -> str:
+        notes = [
+            ("a leaf that requires grad" if self.is_leaf else "requires grad", self.requires_grad),
+            ("nobody may write to it", self.protected),
+            (f"version counter {self.counter}", self.counter is not None),
+            (f"autograd lost it: {self.lost}", bool(self.lost)),
+            ("made under no_grad", self.untracked),
+        ]
+        return ", ".join([str(self.step), *(note for note, holds in notes if holds)])
+
+
+_KINDS: dict[type, OutputKind] = {
+    InputItself: OutputKind.INPUT,
+    Duplicate: OutputKind.DUPLICATE,
+    Constant: OutputKind.CONSTANT,
+}
 
 
 @dataclass(frozen=True)
@@ -210,6 +357,32 @@ class Signature:
         """The number of outputs of a forward graph, saved values not counted."""
         return self.num_fresh + len(self.mutated) + self.hidden + self.sizes
 
+    def as_text(self) -> str:
+        """The calling convention: what comes in, what is written back, what is returned."""
+        graded = [str(i) for i, needed in enumerate(self.primals_require_grad) if needed]
+        lines = [f"inputs: {self.num_primals}; requiring grad: {', '.join(graded) or 'none'}"]
+        tangents = [str(number) for number in self.differentiable]
+        lines.append(f"forward outputs with tangents: {', '.join(tangents) or 'none'}")
+        kinds = (("bases of views", self.hidden), ("sizes", self.sizes))
+        lines += [f"forward outputs besides: {count} {kind}" for kind, count in kinds if count]
+        for number, written in enumerate(self.mutated, self.num_fresh):
+            how = ", unseen by autograd" if written.data_only else ""
+            how += ", not counted" if written.silent else ""
+            lines.append(f"copy forward output {number} into input {written.index}{how}")
+        lines += [f"bump the version counter of input {i}" for i in self.bumped]
+        lines += [f"count {count} more writes to input {i}" for i, count in self.writes]
+        for number, info in enumerate(self.user_outputs):
+            lines.append(f"output {number}: {info}")
+        for reshaped in self.reshaped:
+            lines.append(f"change input {reshaped.index} in place: {_chain_text(reshaped.steps)}")
+        aliases = self.outputs[len(self.user_outputs) :]
+        for index, info in zip(self.set_inputs, aliases, strict=True):
+            lines.append(f"set_ input {index} to: {info}")
+        lines += [f"backward of tangent {each.tangent} raises: {each.error}" for each in self.lost]
+        if self.backward_error is not None:
+            lines.append(f"backward raises: {self.backward_error}")
+        return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
 
 @dataclass(frozen=True)
 class MovedInput:
@@ -301,7 +474,7 @@ class JointGraph:
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""
-        return f"# {self.signature}\n{self.gm.code}"
+        return f"{self.signature.as_text()}{self.gm.code}"
 
 
 @dataclass(frozen=True)
@@ -339,7 +512,7 @@ class PartitionedGraph:
         """Both graphs as Python text, and what passes between them."""
         backward = self.backward.code if self.backward is not None else "# no backward\n"
         return (
-            f"# {self.signature}\n# forward\n{self.forward.code}\n"
+            f"{self.signature.as_text()}# forward\n{self.forward.code}\n"
             f"# saved: {', '.join(self.saved)}\n# backward\n{backward}"
         )
 

@@ -16,6 +16,7 @@ from dovetail_autograd_aot.boundary import (
     OutputKind,
     ReshapedInput,
     SharedStorage,
+    ViewOf,
     ViewStep,
 )
 from dovetail_autograd_aot.graph.op_info import CHANGES_OF_SHAPE
@@ -226,11 +227,12 @@ def take_views_of_reshaped(
             continue
         before = trace.chains.get(base, ())
         changes = track_of(primal).chain[len(before) :]
-        if info.view[: len(changes)] != changes or info.detached is not None:
+        assert isinstance(info.step, ViewOf)
+        if info.view[: len(changes)] != changes or info.step.detached is not None:
             why = f"input {base} changes its shape in place, and a view of before that is returned"
             raise refusal(why, trace.tracer.reshapers[id(primal)])
-        left = info.view[len(changes) :]
-        result.infos[number] = replace(info, view=left, of_reshaped=True)
+        later = replace(info.step, view=info.view[len(changes) :], of_reshaped=True)
+        result.infos[number] = replace(info, step=later)
 
 
 def refuse_untracked_views(trace: JointTrace, result: Classified) -> None:

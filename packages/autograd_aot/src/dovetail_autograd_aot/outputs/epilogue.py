@@ -9,10 +9,12 @@ import torch
 
 from dovetail_autograd_aot.boundary import (
     GradientPoint,
+    NewTensor,
     OutputInfo,
     OutputKind,
     ReshapedInput,
     Signature,
+    ViewOf,
 )
 from dovetail_autograd_aot.outputs.copy_back import make_seen_writes, make_write_back
 from dovetail_autograd_aot.outputs.gradient_points import (
@@ -140,7 +142,8 @@ def _late_outputs(signature: Signature) -> list[int]:
     """The outputs that are taken of inputs after those were `set_`."""
     late: list[int] = []
     for i, info in enumerate(signature.outputs):
-        if info.of_set or (info.kind is OutputKind.DUPLICATE and info.base in late):
+        of_set = isinstance(info.step, ViewOf) and info.step.of_set
+        if of_set or (info.kind is OutputKind.DUPLICATE and info.base in late):
             late.append(i)
     return late
 
@@ -176,5 +179,4 @@ def _set(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 def _is_plain(info: OutputInfo) -> bool:
     leaf = info.requires_grad and info.is_leaf
-    fresh = info.kind is OutputKind.FRESH and info.memory is None and info.truth is None
-    return fresh and not leaf and not info.lost and not info.protected
+    return isinstance(info.step, NewTensor) and not leaf and not info.lost and not info.protected

@@ -17,6 +17,7 @@ from dovetail_autograd_aot.boundary import (
     OutputKind,
     PointSource,
     ReshapedInput,
+    ViewOf,
 )
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.outputs.output_aliasing import Classified
@@ -81,7 +82,8 @@ def _output_of(infos: Sequence[OutputInfo], forward: int) -> int | None:
 
 def _has_own_place(info: OutputInfo) -> bool:
     tracked = info.requires_grad and not info.is_leaf
-    return tracked and not info.lost and info.detached is None
+    detached = isinstance(info.step, ViewOf) and info.step.detached is not None
+    return tracked and not info.lost and not detached
 
 
 def _placed(
@@ -173,8 +175,11 @@ def through_others(
         assert point.output is not None and other.output is not None
         info, seen = infos[point.output], infos[other.output]
         same = (info.kind, info.base) == (seen.kind, seen.base)
-        if same and info.view[: len(seen.view)] == seen.view:
-            made[point.output] = replace(info, view_of=other.output)
+        if not same or not isinstance(info.step, ViewOf):
+            continue
+        if info.view[: len(seen.view)] == seen.view:
+            through = replace(info.step, view_of=other.output)
+            made[point.output] = replace(info, step=through)
     return made
 
 
@@ -202,8 +207,8 @@ def output_stages(
             stage += info.of_reshaped and info.base not in first
         stage = max(stage, views.get(number, 0))
         at_last, depth = bool(info.lost), 0
-        if info.view_of is not None:
-            other, after, depth, _ = rank(info.view_of)
+        if isinstance(info.step, ViewOf) and info.step.view_of is not None:
+            other, after, depth, _ = rank(info.step.view_of)
             stage, at_last, depth = max(stage, other), at_last or after, depth + 1
         return (last if at_last else stage), at_last, depth, number
 

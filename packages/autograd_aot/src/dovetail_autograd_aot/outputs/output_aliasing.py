@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +12,19 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import (
+    Comparison,
+    Constant,
+    Duplicate,
+    InMemoryOf,
+    InputItself,
     MutatedInput,
+    NewTensor,
     OutputInfo,
     OutputKind,
+    ReturnStep,
     SizeOutput,
+    TensorRef,
+    ViewOf,
     ViewStep,
 )
 from dovetail_autograd_aot.outputs.classify import Flow, Inputs, Planned, plan_outputs
@@ -107,42 +117,31 @@ def classify_outputs(
     regenerated = {id(plan.value): i for i, plan in enumerate(planned) if plan.kind in views}
     for plan, counter in zip(planned, apart, strict=True):
         value = plan.value
-        base: int | None = None
-        memory = None
-        if plan.kind is OutputKind.FRESH:
-            base = fresh
-            fresh += 1
-            if plan.flow is Flow.OTHER:
-                memory = plan.primal, None if plan.base is None else index_of[id(plan.base)]
-        elif plan.duplicate is not None:
-            base = plan.duplicate
-        elif plan.base is not None:
-            base = index_of[id(plan.base)]
-        elif plan.primal is not None:
-            base = plan.primal
         is_tensor = isinstance(value, FakeTensor)
         requires_grad, is_leaf = grad_flags(value) if is_tensor else (False, False)
         detached, seen_as_base = _detached(plan, primals)
         view_of = None if counter is not None else regenerated.get(id(seen_as_base))
+        chain = tuple(sizes.replace(step) for step in plan.chain)
+        base = _base_of_plan(plan, index_of)
+        from_base = plan.primal is not None and not inputs.homes[plan.primal].shared
+        if plan.kind in views:
+            assert base is not None
+            made: ReturnStep = ViewOf(base, chain, view_of, detached, from_base, of_set=plan.of_set)
+        elif plan.kind is OutputKind.FRESH:
+            made = _fresh_step(plan, fresh, base, chain, from_base)
+            fresh += 1
+        else:
+            made = _same_step(plan)
         result.infos.append(
             OutputInfo(
-                kind=plan.kind,
+                made,
                 requires_grad=requires_grad,
-                base=base,
-                view=tuple(sizes.replace(step) for step in plan.chain),
-                value=None if is_tensor or plan.kind is OutputKind.FRESH else value,
                 is_leaf=is_leaf,
-                memory=memory,
-                truth=plan.truth,
                 several=is_tensor and one_of_several(value),
+                by_user=requires_grad and not is_leaf and made_by_user(value),
                 counter=counter,
                 lost=why_lost(value) if is_tensor else "",
                 untracked=is_leaf and _untracked(plan, primals),
-                from_base=plan.primal is not None and not inputs.homes[plan.primal].shared,
-                detached=detached,
-                view_of=view_of,
-                of_set=plan.of_set,
-                by_user=requires_grad and not is_leaf and made_by_user(value),
             )
         )
     for index, tensor in enumerate(tensors):
@@ -150,6 +149,34 @@ def classify_outputs(
             result.roots.append(tensor)
             result.differentiable.append(index)
     return result
+
+
+def _fresh_step(
+    plan: Planned,
+    forward: int,
+    base: TensorRef | None,
+    chain: tuple[ViewStep, ...],
+    from_base: bool,
+) -> ReturnStep:
+    """What makes an output of the forward output that is its own."""
+    if plan.flow is Flow.OTHER and base is not None:
+        return InMemoryOf(forward, base, chain, from_base)
+    return NewTensor(forward) if plan.truth is None else Comparison(forward, *plan.truth)
+
+
+def _same_step(plan: Planned) -> ReturnStep:
+    """What gives an output that nothing is computed for."""
+    if plan.kind is OutputKind.INPUT:
+        assert plan.primal is not None
+        return InputItself(plan.primal)
+    return Constant(plan.value) if plan.duplicate is None else Duplicate(plan.duplicate)
+
+
+def _base_of_plan(plan: Planned, index_of: Mapping[int, int]) -> TensorRef | None:
+    """What an output lies in: an input, or a forward output, by the numbers of their tensors."""
+    if plan.primal is not None:
+        return TensorRef(True, plan.primal)
+    return None if plan.base is None else TensorRef(False, index_of[id(plan.base)])
 
 
 def _taken_together(planned: list[Planned]) -> set[int]:

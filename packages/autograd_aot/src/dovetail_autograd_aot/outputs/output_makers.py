@@ -9,7 +9,21 @@ from typing import Any
 
 import torch
 
-from dovetail_autograd_aot.boundary import OutputInfo, OutputKind, Signature, SizeOutput, ViewStep
+from dovetail_autograd_aot.boundary import (
+    Comparison,
+    Constant,
+    Duplicate,
+    InMemoryOf,
+    InputItself,
+    NewTensor,
+    OutputInfo,
+    OutputKind,
+    Signature,
+    SizeOutput,
+    TensorRef,
+    ViewOf,
+    ViewStep,
+)
 from dovetail_autograd_aot.trace.autograd_queries import has_history
 
 aten = torch.ops.aten
@@ -63,7 +77,8 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
     """The function that makes one user output from inputs, forward outputs, earlier outputs; one
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
-        info = replace(info, kind=OutputKind.VIEW_OF_INPUT, base=0)
+        assert isinstance(info.step, ViewOf)
+        info = replace(info, step=replace(info.step, base=TensorRef(True, 0)))
     of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
     if info.untracked and info.counter is None and (of_input or not info.lost):
         return _untracked_view(info, signature)
@@ -146,33 +161,35 @@ def _untracked_view(info: OutputInfo, signature: Signature) -> Maker:
 
 
 def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
-    base = info.base
-    if info.kind is OutputKind.CONSTANT:
-        value = info.value
-        return lambda inputs, results, outputs: value
-    assert base is not None
-    if info.kind is OutputKind.INPUT:
-        return lambda inputs, results, outputs: inputs[base]
-    if info.kind is OutputKind.DUPLICATE:
-        return lambda inputs, results, outputs: outputs[base]
-    if info.truth is not None:
-        compare, number = info.truth
-        return lambda inputs, results, outputs: compare(results[base], number)
-    if info.kind is OutputKind.FRESH:
-        if info.memory is not None:
-            return _in_memory(info, signature)
-        if info.requires_grad and info.is_leaf:
-            return lambda inputs, results, outputs: results[base].detach().requires_grad_()
-        if info.protected:
-            return _protected_maker(info)
-        return lambda inputs, results, outputs: results[base]
-    if info.detached is not None:
-        return _detached_maker(info, signature)
-    view_of = info.view_of
-    if view_of is not None:
-        info = replace(info, view=info.view[len(signature.outputs[view_of].view) :])
-    view = make_view(info, signature)
-    from_input = info.kind is OutputKind.VIEW_OF_INPUT
+    """Interprets a return step."""
+    match info.step:
+        case Constant(value):
+            return lambda inputs, results, outputs: value
+        case InputItself(primal):
+            return lambda inputs, results, outputs: inputs[primal]
+        case Duplicate(output):
+            return lambda inputs, results, outputs: outputs[output]
+        case Comparison(forward, compare, number):
+            return lambda inputs, results, outputs: compare(results[forward], number)
+        case InMemoryOf():
+            return _in_memory(info, info.step, signature)
+        case NewTensor(forward):
+            if info.requires_grad and info.is_leaf:
+                return lambda inputs, results, outputs: results[forward].detach().requires_grad_()
+            if info.protected:
+                return _protected_maker(info)
+            return lambda inputs, results, outputs: results[forward]
+        case ViewOf(detached=None):
+            return _view_maker(info, info.step, signature)
+        case ViewOf():
+            return _detached_maker(info, info.step, signature)
+
+
+def _view_maker(info: OutputInfo, step: ViewOf, signature: Signature) -> Maker:
+    """A view of an input or of a forward output, or of a view of that which is an output."""
+    base, from_input, view_of = step.base.index, step.base.is_input, step.view_of
+    steps = step.view if view_of is None else step.view[len(signature.outputs[view_of].view) :]
+    view = make_view(steps, step.from_base, signature)
     tracked = info.requires_grad and not info.is_leaf
     leaf = info.requires_grad and info.is_leaf
     protect = _protection(info)
@@ -180,9 +197,9 @@ def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         origin = (inputs if from_input else results)[base]
         tensor = origin if view_of is None else outputs[view_of]
-        if not tracked and (tensor.requires_grad or not info.view):
+        if not tracked and (tensor.requires_grad or not steps):
             tensor = tensor.detach()
-        elif not info.view:
+        elif not steps:
             tensor = tensor.view_as(tensor)
         tensor = view(tensor, results, origin, outputs)
         if protect is not None:
@@ -219,20 +236,19 @@ def _protected_maker(info: OutputInfo) -> Maker:
     return protected
 
 
-def _detached_maker(info: OutputInfo, signature: Signature) -> Maker:
+def _detached_maker(info: OutputInfo, step: ViewOf, signature: Signature) -> Maker:
     """An output that is no view of its base for autograd."""
-    base, view_of, detached = info.base, info.view_of, info.detached
-    assert base is not None
-    from_input = info.kind is OutputKind.VIEW_OF_INPUT
+    base, from_input = step.base.index, step.base.is_input
+    view_of, detached, steps = step.view_of, step.detached, step.view
     leaf = info.requires_grad and info.is_leaf
-    before = make_view(replace(info, view=info.view[:detached]), signature)
-    after = make_view(replace(info, view=info.view[detached:]), signature)
+    before = make_view(steps[:detached], step.from_base, signature)
+    after = make_view(steps[detached:], step.from_base, signature)
 
     def regenerate(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         origin = (inputs if from_input else results)[base]
         if view_of is None:
             tensor = before(origin.detach(), results, origin, outputs).detach()
-        elif detached == len(info.view):
+        elif detached == len(steps):
             tensor = outputs[view_of].view_as(outputs[view_of])  # of all of it, but another tensor
         else:
             tensor = outputs[view_of]
@@ -242,20 +258,16 @@ def _detached_maker(info: OutputInfo, signature: Signature) -> Maker:
     return regenerate
 
 
-def _in_memory(info: OutputInfo, signature: Signature) -> Maker:
+def _in_memory(info: OutputInfo, step: InMemoryOf, signature: Signature) -> Maker:
     """An output whose gradient is its own, but not its memory."""
-    assert info.memory is not None
-    primal, output = info.memory
-    number = primal if primal is not None else output
-    assert number is not None and info.base is not None
-    own = info.base
-    view = make_view(info, signature)
+    own, number, from_input = step.forward, step.base.index, step.base.is_input
+    view = make_view(step.view, step.from_base, signature)
 
     def maker(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         made = results[own]
         if info.is_leaf:
             made = made.detach().requires_grad_()
-        base = (results if primal is None else inputs)[number]
+        base = (inputs if from_input else results)[number]
         if info.protected and made.requires_grad:
             return _UserView.apply(base, made, lambda tensor: view(tensor, results, base, outputs))
         made.data = view(base.detach(), results, base, outputs)
@@ -280,14 +292,14 @@ def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
 
 
 def make_view(
-    info: OutputInfo, signature: Signature
+    steps: tuple[ViewStep, ...], from_base: bool, signature: Signature
 ) -> Callable[[Any, Sequence[Any], Any, CallOutputs], Any]:
     """The function that leads from an output's base, or a view of it, to the output, given the
     forward outputs for sizes, the base for where the storage is counted from, and the outputs that
     are made."""
-    steps = _real_parts(info.view)
+    steps = _real_parts(steps)
     first_size = signature.num_forward_outputs - signature.sizes
-    places = info.from_base and any(step.op is aten.as_strided.default for step in steps)
+    places = from_base and any(step.op is aten.as_strided.default for step in steps)
 
     def number(value: Any, results: Sequence[Any]) -> Any:
         if isinstance(value, SizeOutput):
