@@ -21,8 +21,8 @@ class KeepingPlans(CompilerBackend):
         self.plans: list[Plan] = []
 
     def compile_functional(
-        self, gm: GraphModule, example_inputs: Sequence[Any], place: str = ""
+        self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "", label: str = ""
     ) -> CompiledArtifact:
-        artifact = super().compile_functional(gm, example_inputs, place)
+        artifact = super().compile_functional(gm, example_inputs, place, label)
         self.plans.append(artifact.plan)
         return artifact

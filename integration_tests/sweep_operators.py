@@ -88,10 +88,10 @@ class Counting:
 
         class Backend(CompilerBackend):
             def compile_functional(
-                self, gm: Any, example_inputs: Sequence[Any], place: str = ""
+                self, gm: Any, example_inputs: Sequence[Any], place: str = "", label: str = ""
             ) -> Any:
                 if outer.stage == "kernels":
-                    artifact = super().compile_functional(gm, example_inputs, place)
+                    artifact = super().compile_functional(gm, example_inputs, place, label)
                     outer.count(artifact.plan)
                     return artifact
                 from dovetail_inductor import compile_graph

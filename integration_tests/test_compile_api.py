@@ -212,11 +212,15 @@ def test_compiling_makes_no_garbage_collections() -> None:
                 gc.callbacks.remove(note)
 
         def compile_functional(
-            self, gm: GraphModule, example_inputs: Sequence[Any], place: str = ""
+            self,
+            gm: GraphModule,
+            example_inputs: Sequence[Any],
+            place: str = "",
+            label: str = "",
         ) -> CompiledArtifact:
             gc.callbacks.append(note)
             try:
-                return super().compile_functional(gm, example_inputs, place)
+                return super().compile_functional(gm, example_inputs, place, label)
             finally:
                 gc.callbacks.remove(note)
 
