@@ -11,7 +11,11 @@ import pytest
 import torch
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import Event
+from dovetail_inductor import DeviceTuner
+from dovetail_inductor.autotune.choose import Choice
 from dovetail_prims.artifact_log import ArtifactText, tell
+from dovetail_runtime import Plan, load
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, _Shapes
 from torch import Tensor
 
 import dovetail
@@ -58,6 +62,56 @@ def test_each_artifact_alone(name: str, caplog: pytest.LogCaptureFixture) -> Non
         assert record.artifact == name and record.getMessage().strip()  # type: ignore[attr-defined]
         kinds = {"graph_breaks": GraphBreak, "recompiles": Event}
         assert isinstance(record.payload, kinds.get(name, ArtifactText))  # type: ignore[attr-defined]
+
+
+def test_a_record_for_each_compiled_backward(caplog: pytest.LogCaptureFixture) -> None:
+    dovetail.set_logs(compiled_autograd=True)
+    backward = dovetail.compiled_autograd(backend="eager")
+    weight = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        weight.grad = None
+        with backward:
+            (weight * torch.ones(3)).sum().backward()
+    (record,) = _told(caplog)["compiled_autograd"]
+    assert record.getMessage().startswith("# backward 1, for these sizes, with 0 calls of Python")
+    assert "def forward" in record.getMessage()
+
+
+def test_a_record_for_each_measured_choice(caplog: pytest.LogCaptureFixture) -> None:
+    """All candidates with their times."""
+    dovetail.set_logs(autotuning=True)
+    choice = Choice("mm of (8, 8)", 2, 1, ("library", "64x64", "32x32"), (3e-6, 2e-6, None))
+    DeviceTuner().note(choice)
+    (record,) = _told(caplog)["autotuning"]
+    assert record.payload is choice  # type: ignore[attr-defined]
+    assert record.getMessage().splitlines() == [
+        "2 x mm of (8, 8): 64x64 (2.0 us, library 3.0 us)",
+        "  library: 3.0 us",
+        "  64x64: 2.0 us",
+        "  32x32: does not run",
+    ]
+
+
+def test_a_record_for_what_is_not_recorded_as_a_cuda_graph(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dovetail.set_logs(cudagraphs=True)
+    dovetail.compile(lambda x: x * 2, backend="cudagraphs")(torch.ones(3))
+    (record,) = _told(caplog)["cudagraphs"]
+    assert record.getMessage() == "not recorded: a graph on the CPU"
+
+
+def test_a_recording_tells_of_itself() -> None:
+    """Why a plan is not recorded, once for each reason."""
+    told: list[str] = []
+    plan = Plan("empty", "cpu", (), (), (), (), (), (), ())
+    pool = GraphPool.__new__(GraphPool)  # (which needs a GPU to be of use)
+    graphed = GraphedArtifact(load(plan), pool, told=told.append)
+    for _ in range(2):
+        graphed._refuse(_Shapes({}), "inputs move")
+    reasons = ["the plan does not run on a GPU", "inputs move"]
+    assert told == [f"empty: not recorded: {reason}" for reason in reasons]
+    assert graphed.skips() == [f"empty: {reason}" for reason in reasons]
 
 
 def test_texts_are_those_of_the_stages(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,8 +51,8 @@ ARTIFACTS: Mapping[str, str] = {
     "output_code": "the plan as a Python program",
     "kernel_code": "each kernel's source",
     "perf_hints": "what makes compiled code slower than it could be",
-    "cudagraphs": "what is not recorded as a CUDA graph, and why",
-    "autotuning": "what was measured and chosen",
+    "cudagraphs": "what is recorded as a CUDA graph, and what is not, and why",
+    "autotuning": "what was measured and chosen, with each candidate's time",
     "compiled_autograd": "backwards that are captured as one graph",
 }
 # PyTorch's names for what has another name here.

@@ -68,7 +68,7 @@ from torch.fx import GraphModule
 from dovetail.backends.aot import run_eagers_kernels
 from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize
-from dovetail.stages_shown import passes_shown, tell_of_plan
+from dovetail.stages_shown import passes_shown, tell_of_cuda_graph, tell_of_plan
 from dovetail.weights import ConstantWeights
 
 # What graphs that nobody asked for may hold.
@@ -251,6 +251,7 @@ class CompilerBackend:
             kept_bytes=LARGE_OUTPUT_BYTES if asked_for else 0,
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
             only_launch_bound=not asked_for,
+            told=partial(tell_of_cuda_graph, role.place),
         )
         self._graphed.append(weakref.ref(graphed))
         return graphed

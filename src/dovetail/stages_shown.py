@@ -66,3 +66,8 @@ def tell_of_plan(plan: Plan, place: str) -> None:
     for kernel in plan.kernels:
         suffix = "cpp" if isinstance(kernel, CppKernel) else "py"
         tell("kernel_code", place, partial(str, kernel.source), suffix=suffix)
+
+
+def tell_of_cuda_graph(place: str, what: str) -> None:
+    """Log that a graph was recorded, or why it is not."""
+    tell("cudagraphs", place, lambda: what)

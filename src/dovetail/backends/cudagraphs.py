@@ -24,6 +24,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from dovetail.stages_shown import tell_of_cuda_graph
+
 
 @dataclass
 class CudaGraphs:
@@ -39,7 +41,7 @@ class CudaGraphs:
             raise ValueError("a graph for all sizes")  # it is captured for each
         tensors = [v for v in example_inputs if isinstance(v, Tensor)]
         if not any(v.device.type == "cuda" for v in tensors):
-            self.unrecorded.append("a graph on the CPU")
+            self._note("a graph on the CPU")
             return aot_compile(gm, example_inputs, forward_compiler=_as_it_is)
         static = (i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
         pool = GraphPool()
@@ -59,10 +61,15 @@ class CudaGraphs:
     ) -> Callable[..., Any]:
         plan = operator_plan(gm, "cuda")
         if plan is None:
-            self.unrecorded.append("a graph of more than operators on tensors of known sizes")
+            self._note("a graph of more than operators on tensors of known sizes")
             return gm.forward
-        self.graphed.append(GraphedArtifact(load(plan), pool, static))
+        told = partial(tell_of_cuda_graph, "")
+        self.graphed.append(GraphedArtifact(load(plan), pool, static, told=told))
         return self.graphed[-1]
+
+    def _note(self, reason: str) -> None:
+        self.unrecorded.append(reason)
+        tell_of_cuda_graph("", f"not recorded: {reason}")
 
 
 def cudagraphs() -> Callable[..., Any]:

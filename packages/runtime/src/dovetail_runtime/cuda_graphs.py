@@ -96,7 +96,8 @@ class GraphedArtifact:
 
     `max_graphs` and `memory_budget` (bytes of input copies, outputs and working memory, of the
     whole pool) limit what is recorded. `only_launch_bound`: recorded is, after one more call, what
-    the GPU finishes soon after the CPU has launched it.
+    the GPU finishes soon after the CPU has launched it. `told` is given a line for each graph that
+    is recorded, and for each reason that one is not.
     """
 
     artifact: CompiledArtifact
@@ -108,6 +109,7 @@ class GraphedArtifact:
     max_graphs: int = 8
     memory_budget: int | None = None
     only_launch_bound: bool = False
+    told: Callable[[str], object] | None = None
     _reasons: list[str] = field(default_factory=list)
     _plain_calls: Counter[str] = field(default_factory=Counter)
     _shapes: dict[Any, _Shapes] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class GraphedArtifact:
         reason = _reason_against(plan, self.pool, self.only_launch_bound)
         if reason is not None:
             self._never = True
-            self._reasons.append(reason)
+            self._note_reason(reason)
 
     def __call__(self, *inputs: Input) -> tuple[Value, ...]:
         """Replay, or record first, or run directly, which `skips` then tells."""
@@ -243,6 +245,8 @@ class GraphedArtifact:
             )
         except RuntimeError as error:
             self._refuse(shapes, f"recording failed: {error}")
+        else:
+            self._tell(f"recorded (number {shapes.recordings} for inputs of these shapes)")
         return shapes.recording
 
     def _handed_out(self, shapes: _Shapes) -> Callable[[Sequence[Value]], set[int]]:
@@ -260,9 +264,17 @@ class GraphedArtifact:
 
     def _refuse(self, shapes: _Shapes, reason: str) -> None:
         shapes.refused = True
+        self._note_reason(reason)
+        self._never = self._one_shape
+
+    def _note_reason(self, reason: str) -> None:
         if reason not in self._reasons:
             self._reasons.append(reason)
-        self._never = self._one_shape
+            self._tell(f"not recorded: {reason}")
+
+    def _tell(self, what: str) -> None:
+        if self.told is not None:
+            self.told(f"{self.artifact.plan.name}: {what}")
 
     def _after_a_move(
         self, shapes: _Shapes, now: dict[int, int], inputs: tuple[Input, ...]

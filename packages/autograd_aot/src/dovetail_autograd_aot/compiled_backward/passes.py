@@ -183,10 +183,7 @@ class PassCache:
             reason = f"the compiler refused: {type(error).__name__}: {text}"
             self.report.note_refused(reason)
             return Pass(reason=reason)
-        self.report.graphs += 1
-        self.report.symbolic += made.env is not None
-        self.report.opaque_calls += len(program.opaque)
-        self.report.codes.append(module.code)
+        self.report.note_compiled(module.code, made.env is not None, len(program.opaque))
         return Pass(program.replayed(), made, made.match(found) or ())
 
     # --- replaying --------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
+from dovetail_prims.artifact_log import tell
+
 _logger = logging.getLogger("dovetail.autograd")
 
 
@@ -28,6 +30,16 @@ class BackwardReport:
     on_engine: Counter[str] = field(default_factory=Counter)
     taken_over: Counter[str] = field(default_factory=Counter)
     codes: list[str] = field(default_factory=list)  # of the graphs, as Python text
+
+    def note_compiled(self, code: str, symbolic: bool, opaque_calls: int) -> None:
+        """A recorded pass was compiled as one graph, whose Python text is `code`."""
+        self.graphs += 1
+        self.symbolic += symbolic
+        self.opaque_calls += opaque_calls
+        self.codes.append(code)
+        sizes = "any sizes" if symbolic else "these sizes"
+        head = f"# backward {self.graphs}, for {sizes}, with {opaque_calls} calls of Python"
+        tell("compiled_autograd", "", lambda: f"{head}\n{code.strip()}", suffix="py")
 
     def note_on_engine(self, reason: str) -> None:
         """A pass runs on the engine."""

@@ -68,6 +68,12 @@ class Choice:
             times += f", best of ours {min(others) * 1e6:.1f} us" if others else ""
         return f"{self.count} x {self.what}: {self.names[self.chosen]} ({times})"
 
+    def in_full(self) -> str:
+        """The choice, and a line for each candidate with its time."""
+        measured = zip(self.names, self.seconds, strict=True)
+        times = ((n, "does not run" if s is None else f"{s * 1e6:.1f} us") for n, s in measured)
+        return "\n".join([self.as_text(), *(f"  {name}: {time}" for name, time in times)])
+
 
 class Tuner(Protocol):
     """Measures plans."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from dovetail_prims.artifact_log import tell
 from dovetail_runtime import TensorSpec, load
 from dovetail_runtime.artifact import KernelBuild, start_build
 from dovetail_runtime.disk_cache import DiskCache, Entry
@@ -44,8 +45,9 @@ class DeviceTuner:
     failures: list[str] = field(default_factory=list)
 
     def note(self, choice: Choice) -> None:
-        """Keep a choice for whoever asks."""
+        """Keep a choice for whoever asks, and log it."""
         self.choices.append(choice)
+        tell("autotuning", "", choice.in_full, payload=choice)
 
     def lines(self) -> tuple[str, ...]:
         """What was chosen, and what went wrong, for people."""
