@@ -15,6 +15,7 @@ import pytest
 import torch
 from dovetail_capture import optimize, run_graph
 from dovetail_capture.operator_warnings import OperatorWarnings
+from dovetail_capture.surroundings import warn_caller
 
 
 def of_the_caller(x: torch.Tensor, text: str, level: int = 2) -> torch.Tensor:
@@ -200,3 +201,14 @@ def test_threads_that_do_not_capture_keep_their_filters() -> None:
 
     elsewhere()
     assert noticed == ["seen"]
+
+
+def test_what_a_compiler_says_for_the_programs_line_is_said() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with OperatorWarnings():
+            warn_caller("a graph runs uncompiled", RuntimeWarning)
+            torch.nn.functional.softmax(torch.ones(2))
+    assert [(str(w.message), w.filename) for w in found][:1] == [
+        ("a graph runs uncompiled", __file__)
+    ]

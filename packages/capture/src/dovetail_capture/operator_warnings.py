@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from dovetail_capture.skip import is_skipped_file
 from dovetail_capture.warnings_said import WarnAt, action
 
 Place = tuple[str, int, str]  # file, line, name of the module
@@ -79,10 +80,11 @@ class _Held:
     ) -> None:
         filters, show = self._before
         mine = self._blocks.get(threading.get_ident())
-        if mine:
+        if mine and (is_skipped_file(filename) or filename.startswith(_GENERATED)):
             mine[-1].note(str(message), category, filters)
             return
-        match action(str(message), category, filename, lineno, filters):  # of another thread
+        # Of another thread, or for a line of the program: what a compiler says of itself.
+        match action(str(message), category, filename, lineno, filters):
             case "error":
                 raise message
             case "ignore":
@@ -91,4 +93,5 @@ class _Held:
                 show(message, category, filename, lineno, *rest, **named)
 
 
+_GENERATED = "<eval_with_key>"  # modules of graphs
 _HELD = _Held()
