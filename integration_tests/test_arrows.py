@@ -107,6 +107,7 @@ INTEROP = {
     "integration_tests/test_beside_torch_compile.py",
     "integration_tests/test_foreign_sizes.py",
     "integration_tests/test_interop.py",
+    "integration_tests/test_models_behind_torch_compile.py",
     "integration_tests/test_torch_names.py",
     "packages/capture/tests/test_torch_switches.py",
 }
