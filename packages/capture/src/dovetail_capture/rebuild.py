@@ -18,6 +18,8 @@ from dovetail_capture._frame_hook import Switched
 from dovetail_capture._frame_hook import get_item as get_item
 from dovetail_capture._frame_hook import replace_dict as replace_dict
 from dovetail_capture.bytecode import encode_lines
+from dovetail_capture.knobs import FULL_TRACEBACKS
+from dovetail_capture.surroundings import users_part
 
 Place = tuple[FrameType, int, int]
 """Where an exception passed: a frame, the offset of its instruction, the line."""
@@ -142,6 +144,12 @@ def tell_of_graph_error(error: Exception) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+def hide_ours(error: BaseException) -> None:
+    """Take the frames of what ran a graph out of the traceback of what it raised."""
+    if not FULL_TRACEBACKS:
+        error.__traceback__ = users_part(error.__traceback__)
 
 
 def hide_caller(error: BaseException) -> None:

@@ -182,18 +182,18 @@ class _FrameWriter(ValueWriter):
         if frame.checks is not None:
             self._run_checked(call, frame.checks, undo, passes)
             return
-        for line in ["try:", f"    {call}", *passes] if passes else [call]:
+        for line in ["try:", f"    {call}", *passes]:
             self.emit(line)
 
     def _where_errors_pass(
         self, undo: tuple[bool, ...], settings: tuple[SettingOfGraph, ...]
     ) -> list[str]:
-        """What becomes of an error that the graph raises, if anything is to be put in order."""
-        if self._unwinding is None and self._leave is None and not undo and not settings:
-            return []
+        """What becomes of an error that the graph raises: it has no entries of ours, and what is to
+        be put in order is."""
         base, set_mode = self.constant(BaseException), self.constant(torch._C._set_grad_enabled)
         end = "raise" if self._unwinding is None else self._leave_blocks(self._unwinding)
-        lines = [f"{set_mode}({mode})" for mode in undo]
+        lines = [f"{self.constant(rebuild.hide_ours)}(_dt_error)"]
+        lines += [f"{set_mode}({mode})" for mode in undo]
         lines += [f"{self.constant(s.write)}({self.constant(s.after)})" for s in settings]
         if self._leave is not None:
             lines.append(f"{self.constant(self._leave)}({self._of_frame()})")
@@ -232,8 +232,7 @@ class _FrameWriter(ValueWriter):
             self.emit(f"_dt_random = {states}({', '.join(map(repr, checks.random))})")
         test = f"{hold}({', '.join(f'_dt_out{place}' for place in checks.outputs)})"
         lines = [call, f"_dt_error = None if {test} else {hold}"]
-        if checks.catches or passes:
-            lines = ["try:", *(f"    {line}" for line in lines)]
+        lines = ["try:", *(f"    {line}" for line in lines)]
         if checks.catches:
             lines += [f"except {error} as _dt_raised:", "    _dt_error = _dt_raised"]
         lines += passes

@@ -47,10 +47,19 @@ def skipped_directories() -> tuple[str, ...]:
     """Directories whose code is run, not captured: torch, Triton, NumPy, the standard library,
     ours."""
     found = [os.path.dirname(torch.__file__), os.path.dirname(os.__file__)]
-    for name in (*_OURS, "triton", "numpy"):
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations:
-            found += spec.submodule_search_locations
+    plain = tuple(directory.rstrip(os.sep) + os.sep for directory in found)
+    return plain + _directories((*_OURS, "triton", "numpy"))
+
+
+@functools.cache
+def our_directories() -> tuple[str, ...]:
+    """Directories of this compiler's packages."""
+    return _directories(_OURS)
+
+
+def _directories(packages: tuple[str, ...]) -> tuple[str, ...]:
+    specs = map(importlib.util.find_spec, packages)
+    found = [d for s in specs if s is not None for d in s.submodule_search_locations or ()]
     return tuple(directory.rstrip(os.sep) + os.sep for directory in found)
 
 

@@ -4,7 +4,6 @@ and compilers leave as they find it."""
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from dovetail_guards.torch_state import SKIPS_CLASSES
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from dovetail_capture.skip import is_skipped_file
+from dovetail_capture.skip import is_skipped_file, our_directories
 
 
 def caller() -> tuple[str, int]:
@@ -27,16 +26,16 @@ def caller() -> tuple[str, int]:
 
 
 def users_part(entry: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package."""
-    if entry is None:
-        return None
-    rest = users_part(entry.tb_next)
-    if entry.tb_frame.f_code.co_filename.startswith(_OURS):
-        return rest
-    return TracebackType(rest, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-
-
-_OURS = os.path.dirname(__file__) + os.sep
+    """A traceback without the frames of this compiler."""
+    kept: list[TracebackType] = []
+    while entry is not None:
+        if not entry.tb_frame.f_code.co_filename.startswith(our_directories()):
+            kept.append(entry)
+        entry = entry.tb_next
+    rest: TracebackType | None = None
+    for one in reversed(kept):
+        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rest
 
 
 def warn_caller(message: str, category: type[Warning]) -> None:
