@@ -14,6 +14,9 @@ _WORKERS = ChangesNothing("DOVETAIL_COMPILE_WORKERS says how many compilers run 
 _CPP = ChangesNothing("C++ kernels are written for this machine's vectors and cores")
 _NAMES = ChangesNothing("a kernel's name tells its operators, and kernels that are alike share it")
 _TELLS = ChangesNothing("dovetail.report and dovetail.explain tell what was compiled")
+_TRACE = ChangesNothing(
+    "DOVETAIL_DEBUG=DIR, or `with dovetail.logs.written_to(DIR):`, writes each stage's text"
+)
 _ASSERTS = ChangesNothing("inputs are checked by guards, and indices by kernels, in any case")
 _RANKS = ChangesNothing("collectives run as the program calls them")
 _PASS = Refused("passes over Inductor's graphs have no place here; a backend of your own has")
@@ -171,15 +174,15 @@ _ROWS: tuple[tuple[str, object, Meaning], ...] = (
     ("compile_worker_mode", "process", _WORKERS),
     ("precompilation_timeout_seconds", 3600, _WORKERS),
     # What is told and checked
-    ("trace.enabled", False, _TELLS),
-    ("trace.debug_dir", None, _TELLS),
-    ("trace.debug_log", False, _TELLS),
-    ("trace.graph_diagram", False, _TELLS),
-    ("trace.draw_orig_fx_graph", False, _TELLS),
-    ("trace.output_code", True, _TELLS),
-    ("trace.fx_graph", True, _TELLS),
-    ("trace.log_autotuning_results", False, _TELLS),
-    ("trace.provenance_tracking_level", 0, _TELLS),
+    ("trace.enabled", False, _TRACE),
+    ("trace.debug_dir", None, _TRACE),
+    ("trace.debug_log", False, _TRACE),
+    ("trace.graph_diagram", False, _TRACE),
+    ("trace.draw_orig_fx_graph", False, _TRACE),
+    ("trace.output_code", True, _TRACE),
+    ("trace.fx_graph", True, _TRACE),
+    ("trace.log_autotuning_results", False, _TRACE),
+    ("trace.provenance_tracking_level", 0, _TRACE),
     ("debug", False, _TELLS),
     ("debug_fusion", False, _TELLS),
     ("comment_origin", False, _TELLS),

@@ -16,6 +16,7 @@ from dovetail_inductor.codegen_triton.assemble import (
 from dovetail_inductor.codegen_triton.kernel import emit_body
 from dovetail_inductor.codegen_triton.product import emit_products
 from dovetail_inductor.codegen_triton.tiling import choose
+from dovetail_inductor.kernel_names import MOST_LETTERS, operators_of
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import names_in
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
@@ -30,8 +31,9 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     if products:
         return emit_products(products, buffers)
     classes: dict[tuple[object, ...], list[KernelBody]] = {}
-    for kernel in combined.kernels:
-        assert isinstance(kernel, FusedKernel), "products share launches with products"
+    fused = [kernel for kernel in combined.kernels if isinstance(kernel, FusedKernel)]
+    assert len(fused) == len(combined.kernels), "products share launches with products"
+    for kernel in fused:
         body = emit_body(kernel, buffers, choose(kernel, buffers, shared=True))
         types = parameter_types(body.parameters, buffers)
         classes.setdefault((body.text, types), []).append(body)
@@ -54,8 +56,10 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
         start += sum(programs for programs, _ in members)
     helpers = {h for bodies in classes.values() for h in bodies[0].helpers}
     tiling = next(iter(classes.values()))[0].tiling
+    names = sorted({operators_of(kernel.nests) for kernel in fused})
+    name = f"combined_{'_'.join(names)[:MOST_LETTERS].rstrip('_')}"
     return assemble(
-        "combined", functions, "\n".join(lines), parameters, helpers, tiling, start, buffers,
+        name, functions, "\n".join(lines), parameters, helpers, tiling, start, buffers,
         any(body.scatters for bodies in classes.values() for body in bodies),
     )  # fmt: skip
 

@@ -99,7 +99,8 @@ def emit_products(
     helpers = {h for text in texts for h in text.use.helpers}
     lines = "\n".join([*choosing, *using])
     tiling = texts[0].use.tiling
-    return assemble("products", functions, lines, parameters, helpers, tiling, start, buffers)
+    name = f"products_{operators_of(products[0].epilogue.nests)}"
+    return assemble(name, functions, lines, parameters, helpers, tiling, start, buffers)
 
 
 def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> ProductText:
