@@ -11,13 +11,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/glossary.md")
-# (What autograd_aot promises is still told in paragraphs that are longer.)
 READMES = (
     "README.md",
-    *(
-        f"packages/{name}/README.md"
-        for name in ("capture", "guards", "inductor", "prims", "runtime")
-    ),
+    *sorted(f"packages/{p.name}/README.md" for p in (ROOT / "packages").iterdir()),
 )
 _ROW = re.compile(r"^\| (?P<what>.*?) \| *(?P<package>\w*) *\| (?P<files>.*) \|$", re.M)
 
