@@ -20,6 +20,13 @@ _OURS = (
     "dovetail_runtime",
 )
 
+# What shows and logs: Python runs it where a graph breaks (a `print`, a progress bar), and there is
+# nothing to compile in it.
+_SHOWING = (
+    "tqdm", "rich", "loguru", "colorama", "IPython", "ipykernel", "_pytest", "pluggy", "coverage",
+    "debugpy", "pydevd", "tensorboard", "wandb",
+)  # fmt: skip
+
 _OTHER_COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.sep
 
 
@@ -44,11 +51,11 @@ def module_of(obj: Any) -> str:
 
 @functools.cache
 def skipped_directories() -> tuple[str, ...]:
-    """Directories whose code is run, not captured: torch, Triton, NumPy, the standard library,
-    ours."""
+    """Directories whose code is run, not captured: torch, Triton, NumPy, the standard library, what
+    shows and logs, ours."""
     found = [os.path.dirname(torch.__file__), os.path.dirname(os.__file__)]
     plain = tuple(directory.rstrip(os.sep) + os.sep for directory in found)
-    return plain + _directories((*_OURS, "triton", "numpy"))
+    return plain + _directories((*_OURS, *_SHOWING, "triton", "numpy"))
 
 
 @functools.cache
