@@ -28,6 +28,7 @@ from dovetail_capture.interpreter import effects, generators, iterator_recipes, 
 from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.bytecode_interpreter import BytecodeInterpreter
 from dovetail_capture.interpreter.counters import counters
+from dovetail_capture.interpreter.covered_lines import visits
 from dovetail_capture.interpreter.frame import BreakHere, Frame
 from dovetail_capture.interpreter.handlers import handlers_of
 from dovetail_capture.interpreter.input_relations import relate_inputs
@@ -547,7 +548,7 @@ class _Attempt:
             module,
             tuple(used) if module is not None else (),
             GuardSet(self.session.guards.clauses),
-            tuple(rebuilder.effects),
+            (*rebuilder.effects, *visits(self.session.covered or set())),
             outcome.end,
             break_,
             shapes.env if shapes.env.hints else None,

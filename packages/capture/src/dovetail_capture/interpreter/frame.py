@@ -67,7 +67,9 @@ class Frame:
         instructions = self.decoded.instructions
         while True:
             try:
-                if self.is_top or self.vm.debug or self.vm.session.late.watch is not None:
+                session = self.vm.session
+                watched = session.late.watch is not None or session.covered is not None
+                if self.is_top or self.vm.debug or watched:
                     return self._run_watched()
                 while True:
                     inst = instructions[self.next_index]
@@ -82,10 +84,11 @@ class Frame:
 
     def _run_watched(self) -> int:
         """The loop of the top frame, which counts steps, and of what runs late, which may not read
-        all there is; in debug mode depths are checked."""
+        all there is; where coverage is measured, instructions are noted; in debug mode depths are
+        checked."""
         instructions = self.decoded.instructions
         debug = self.vm.debug
-        late = self.vm.session.late.watch
+        late, covered = self.vm.session.late.watch, self.vm.session.covered
         while True:
             inst = instructions[self.next_index]
             if self.is_top:
@@ -95,6 +98,8 @@ class Frame:
             self.current = inst
             self.next_index = inst.index + 1
             depth = len(self.stack)
+            if covered is not None:
+                covered.add((self.code, inst.offset))
             left = inst.handler(self, inst)
             if left is not None:
                 return left

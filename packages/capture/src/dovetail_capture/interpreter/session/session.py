@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
+from dovetail_capture.interpreter.covered_lines import Offsets, is_measured
 from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.session.draw_ledger import DrawLedger
 from dovetail_capture.interpreter.session.effect_ledger import EffectLedger
@@ -54,6 +55,8 @@ class Session:
         # Are functions of autograd that nothing differentiates part of the graph around them, and
         # was one of them a node instead?
         self.inlines_functions, self.applied_functions = False, False
+        # The instructions that were gone through, if a tool that measures coverage looks on
+        self.covered: Offsets | None = set() if is_measured() else None
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         if options.fullgraph or options.captures_data:
             recorder.data_env = self.shapes.env
