@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from dovetail_capture.failures import InternalErrorWarning
-from test_models import assert_close, build
+from model_pairs import assert_close, build
 
 from dovetail.bench.models import architectures
 
