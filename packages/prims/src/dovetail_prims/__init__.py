@@ -1,5 +1,9 @@
 """The op language of Dovetail: dialects, fake tensors, shape rules, decompositions."""
 
+# (The table of shape rules is loaded now, though it is asked for late: where a process forks while
+# another thread loads a module, its child waits for that module's lock for ever.)
+import dovetail_prims.fake_fallback
+import dovetail_prims.shape_rules.table  # noqa: F401
 from dovetail_prims.dialect import Dialect, VerifyError, verify
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import (
