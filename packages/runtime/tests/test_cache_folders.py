@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +146,17 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
     assert done.stderr.count("RuntimeWarning") == 1 and str(folder) in done.stderr
     temporary = done.stderr.partition("is kept in ")[2].split()[0]
     assert "dovetail-cache-" in temporary and not Path(temporary).exists()
+
+
+def test_a_child_forked_while_folders_are_locked(tmp_path: Path) -> None:
+    """The child has a copy of the descriptor by which its parent holds the lock."""
+    folder = tmp_path / "cache"
+    cache_folders.make_folder(folder)
+    with cache_folders._locked(folder, fcntl.LOCK_EX):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with cache_folders._locked(folder, fcntl.LOCK_EX) as locked:  # (it waits)
+                os._exit(0 if locked else 1)
+        time.sleep(0.2)
+    assert os.waitpid(child, 0)[1] == 0

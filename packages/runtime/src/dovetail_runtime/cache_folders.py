@@ -18,7 +18,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -193,7 +193,7 @@ def unfinished_entry(folder: Path) -> Iterator[Path]:
     try:
         yield scratch
     finally:
-        os.close(lock)
+        _release(lock)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -220,7 +220,15 @@ def _locked(folder: Path, kind: int) -> Iterator[bool]:
     try:
         yield _try_lock(descriptor, kind)
     finally:
-        os.close(descriptor)
+        _release(descriptor)
+
+
+def _release(descriptor: int) -> None:
+    """Unlock, then close: a child that was forked meanwhile has a copy of the descriptor, by which
+    the lock would stay, and the child would wait for itself."""
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _try_lock(descriptor: int, kind: int) -> bool:
