@@ -94,3 +94,26 @@ def test_what_may_be_made_from_computed_data_is_refused() -> None:
         dovetail.compile(module, fullgraph=True, backend="eager")(x)
     torch.testing.assert_close(dovetail.compile(module, backend="eager")(x), module(x))
     assert torch.equal(module.inner.weight, (x * 2).amax(0))
+
+
+def test_a_module_behind_a_random_draw_is_refused() -> None:
+    """Initialised before the graph runs, it would have the numbers that the draw is to have."""
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.LazyLinear(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(nn.functional.dropout(x, 0.5))
+
+    module = Dropped()
+    with pytest.raises(dovetail.CaptureError, match="call the module once"):
+        dovetail.compile(module, fullgraph=True)(torch.ones(2, 4))
+    assert module.last.has_uninitialized_params()
+    without = dovetail.compile(Dropped())
+    torch.manual_seed(3)
+    got = without(torch.ones(2, 4))
+    eager = Dropped()
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, eager(torch.ones(2, 4)))

@@ -233,7 +233,7 @@ def finished(session: Session, first: int) -> ValueChecks | None:
     graph, pending = session.recorder.graph, session.checks
     stated = [node for node in graph.nodes if node.target is STATE]
     raising = pending.raising
-    if raising == "perhaps" and _draws(graph):  # not worth it to keep the state of each call
+    if raising == "perhaps" and may_draw(graph):  # not worth it to keep the state of each call
         raising = ""
     if not (pending.holds or stated or raising) or not may_run_again(session):
         return None
@@ -244,7 +244,7 @@ def finished(session: Session, first: int) -> ValueChecks | None:
         tuple(range(first, first + len(pending.holds))),
         (*pending.places, *(str(node.args[1]) for node in stated if len(node.args) > 1)),
         _leaves_no_mode(graph),
-        tuple(sorted({"cpu", *devices})) if _draws(graph) else (),
+        tuple(sorted({"cpu", *devices})) if may_draw(graph) else (),
         bool(raising),
         tuple(value.source for value in written_inputs(session) if value.source is not None),
     )
@@ -285,7 +285,7 @@ _RANDOM = (
 _TORCH = ("torch", "_operator", "math", "builtins")
 
 
-def _draws(graph: Graph) -> bool:
+def may_draw(graph: Graph) -> bool:
     """May a graph draw random numbers? By the names of functions of torch; of others, yes."""
     return any(_may_draw(node) for node in graph.nodes)
 
@@ -295,7 +295,7 @@ def _may_draw(node: Node) -> bool:
         return any(word in str(node.target) for word in _RANDOM)
     if node.op != "call_function":
         return False
-    if any(_draws(inner.graph) for inner in graphs_of(node)):
+    if any(may_draw(inner.graph) for inner in graphs_of(node)):
         return True
     target: Any = node.target
     name = str(getattr(target, "__name__", target))
