@@ -65,5 +65,10 @@ class WarnAbove:
 
     def __call__(self, message: Any, category: Any = None, source: Any = None) -> None:
         """Warn."""
-        named: Any = {"skip_file_prefixes": self.prefixes} if self.prefixes else {}
-        warnings.warn(message, category, self.level + 2, source, **named)
+        level = self.level + 2
+        named: Any = {}
+        if self.prefixes:
+            named = {"skip_file_prefixes": self.prefixes}
+            # (The captured function's own frame is passed over then, and no level.)
+            level -= sys._getframe(1).f_code.co_filename.startswith(self.prefixes)
+        warnings.warn(message, category, level, source, **named)
