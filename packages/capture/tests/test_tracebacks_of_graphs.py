@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_capture import optimize
+from dovetail_capture.surroundings import users_part
 
 X = torch.ones(2)
 
@@ -48,3 +49,16 @@ def test_a_refusal_of_a_backends_results_has_no_entries_of_ours(program: Any) ->
     with pytest.raises(RuntimeError, match="must return a tuple or list of 1") as raised:
         optimize(program, backend=returns_too_much)(X)
     assert [entry.name for entry in raised.traceback][1:] == [program.__name__]
+
+
+def test_a_frame_at_an_instruction_without_a_line() -> None:
+    code = compile("raise ValueError", __file__, "exec")
+    without = code.replace(co_linetable=b"", co_firstlineno=7)
+    with pytest.raises(ValueError) as raised:
+        exec(without)
+    entry = raised.value.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    assert entry is not None and entry.tb_lineno is None
+    found = users_part(entry)
+    assert found is not None and found.tb_lineno == 7

@@ -34,7 +34,9 @@ def users_part(entry: TracebackType | None) -> TracebackType | None:
         entry = entry.tb_next
     rest: TracebackType | None = None
     for one in reversed(kept):
-        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        # (An instruction that no line made has none.)
+        line = one.tb_lineno or one.tb_frame.f_code.co_firstlineno
+        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, line)
     return rest
 
 

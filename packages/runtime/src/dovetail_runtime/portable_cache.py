@@ -22,7 +22,7 @@ Names = Mapping[str, tuple[str, ...]]
 
 _FORMAT = b"dovetail cache 1\n"
 _EXECUTABLE = ("cpp",)  # the kinds whose files are loaded as code
-_KINDS = ("autotune", "cpp", "plan", "triton")
+_KINDS = ("autotune", "cpp", "header", "plan", "triton")
 
 
 @dataclass(frozen=True)
