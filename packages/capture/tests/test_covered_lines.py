@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dovetail_capture import optimize
+from dovetail_capture import export, optimize
 
 sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
@@ -79,3 +79,10 @@ def test_what_is_compiled_without_a_tool_visits_nothing() -> None:
     compiled = optimize(_program, CountingBackend())
     compiled(x, True)
     assert not _lines(lambda: compiled(x, True)) & {*_of(_helper)}
+
+
+def test_what_is_exported_visits_nothing() -> None:
+    exported = []
+    x = torch.ones(3)
+    _lines(lambda: exported.append(export(_helper, (x, True))))
+    assert torch.equal(exported[0](x, True), _helper(x, True))

@@ -27,14 +27,16 @@ def draw(*shape, dtype=torch.float32):
 
 
 def test_signatures_match_schemas():
-    """Names, order, kinds and defaults of every entry's parameters are its op's; options that it
-    does not look at (a layout, pinned memory) it may take together."""
+    """Names, order, kinds and defaults of every entry's parameters are its op's; a layout
+    and pinned memory, which none looks at, it may take together."""
     for op, function in core_aten_table().items():
         parameters = list(inspect.signature(function).parameters.values())
         arguments = op._schema.arguments
         if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD:
             named = {p.name for p in parameters[:-1]}
-            arguments = [a for a in arguments if a.name in named or not a.kwarg_only]
+            ignored = {a.name for a in arguments} - named
+            assert ignored <= {"layout", "pin_memory"}, op
+            arguments = [a for a in arguments if a.name in named]
             parameters.pop()
         assert [p.name for p in parameters] == [a.name for a in arguments], op
         for p, a in zip(parameters, arguments, strict=True):

@@ -548,7 +548,7 @@ class _Attempt:
             module,
             tuple(used) if module is not None else (),
             GuardSet(self.session.guards.clauses),
-            (*rebuilder.effects, *visits(self.session.covered or set())),
+            (*rebuilder.effects, *visits(self.session.covered or {})),
             outcome.end,
             break_,
             shapes.env if shapes.env.hints else None,

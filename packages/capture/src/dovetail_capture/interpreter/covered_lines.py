@@ -16,7 +16,8 @@ from dovetail_capture._frame_hook import skip_code
 from dovetail_capture.recipe import CallFunction, Const, Effect, RunCall
 from dovetail_capture.skip import is_skipped_file
 
-Offsets = set[tuple[CodeType, int]]  # of instructions, in bytes, by their code
+# Offsets of instructions, in bytes, by the ids of their codes (whose hashes take long to compute).
+Offsets = dict[int, tuple[CodeType, set[int]]]
 _TOOLS = ("coverage", "trace")  # modules whose tracers count lines
 
 
@@ -34,22 +35,16 @@ def is_measured() -> bool:
 
 def visits(offsets: Offsets) -> list[Effect]:
     """Effects that visit the lines of these instructions."""
-    lines: dict[CodeType, set[int]] = {}
-    for code in {code for code, _ in offsets}:
-        if not is_skipped_file(code.co_filename):
-            reached = {offset for each, offset in offsets if each is code}
-            lines[code] = {
-                line
-                for start, end, line in code.co_lines()
-                if line is not None and any(start <= offset < end for offset in reached)
-            }
-    return [
-        RunCall(
-            CallFunction(Const(_visitor(code, of))),
-        )
-        for code, of in lines.items()
-        if of
-    ]
+    found: list[Effect] = []
+    for code, reached in offsets.values():
+        lines = {
+            line
+            for start, end, line in code.co_lines()
+            if line is not None and not reached.isdisjoint(range(start, end, 2))
+        }
+        if lines and not is_skipped_file(code.co_filename):
+            found.append(RunCall(CallFunction(Const(_visitor(code, lines)))))
+    return found
 
 
 def _visitor(code: CodeType, lines: Iterable[int]) -> FunctionType:

@@ -88,7 +88,9 @@ class Frame:
         checked."""
         instructions = self.decoded.instructions
         debug = self.vm.debug
-        late, covered = self.vm.session.late.watch, self.vm.session.covered
+        late, covered = self.vm.session.late.watch, None
+        if self.vm.session.covered is not None:
+            _, covered = self.vm.session.covered.setdefault(id(self.code), (self.code, set()))
         while True:
             inst = instructions[self.next_index]
             if self.is_top:
@@ -99,7 +101,7 @@ class Frame:
             self.next_index = inst.index + 1
             depth = len(self.stack)
             if covered is not None:
-                covered.add((self.code, inst.offset))
+                covered.add(inst.offset)
             left = inst.handler(self, inst)
             if left is not None:
                 return left

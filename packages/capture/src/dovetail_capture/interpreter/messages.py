@@ -25,7 +25,7 @@ from dovetail_capture.warnings_said import WarnAbove, WarnAt, action
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
     from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
-from dovetail_capture.interpreter.session.session import Session
+    from dovetail_capture.interpreter.session.session import Session
 
 _OF_LOGGING = (logging.Filterer, logging.Formatter, logging.Manager)
 FILTERS_CHANGED: Any = getattr(warnings, "_filters_mutated", None)  # forgets what was decided

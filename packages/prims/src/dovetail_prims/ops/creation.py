@@ -20,7 +20,6 @@ from dovetail_prims.shape_rules.layout import dense_order, infer_dense_strides
 
 Device = torch.device | None
 Dtype = torch.dtype | None
-Layout = torch.layout | None
 Format = torch.memory_format | None
 
 
@@ -79,7 +78,6 @@ def full_like(
     fill_value: Number,
     *,
     dtype: Dtype = None,
-    layout: Layout = None,
     device: Device = None,
     memory_format: Format = None,
     **options: Any,

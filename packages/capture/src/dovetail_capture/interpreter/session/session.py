@@ -56,7 +56,8 @@ class Session:
         # was one of them a node instead?
         self.inlines_functions, self.applied_functions = False, False
         # The instructions that were gone through, if a tool that measures coverage looks on
-        self.covered: Offsets | None = set() if is_measured() else None
+        # (an exported graph visits nothing).
+        self.covered: Offsets | None = {} if is_measured() and not options.exports else None
         self.selects = False  # is a checkpoint's `context_fn` asked what it selects?
         if options.fullgraph or options.captures_data:
             recorder.data_env = self.shapes.env
