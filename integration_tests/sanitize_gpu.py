@@ -37,7 +37,7 @@ import torch
 from dovetail_inductor.autotune import device as tuning
 from float32_products import float32_products
 
-# Of the names that Dovetail gives its kernels (`codegen_triton/assemble.py`).
+# Of the names that Dovetail gives its kernels (`targets/cuda/assemble.py`).
 GENERATED = "_[0-9a-f]{12}"
 # Where the processes say which tests they take and how each ended, and this one's name there.
 FOLDER, PROCESS = "DOVETAIL_SANITIZED_FOLDER", "DOVETAIL_SANITIZED_PROCESS"

@@ -11,12 +11,12 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from dovetail_inductor.codegen_cpp.functions import source_of
-from dovetail_inductor.codegen_triton.functions import helpers
 from dovetail_inductor.loop_ir.functions import FUNCTIONS, LOOPING
 from dovetail_inductor.loop_ir.functions.function import Function
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
+from dovetail_inductor.targets.cpu.cpp_functions import source_of
+from dovetail_inductor.targets.cuda.triton_functions import helpers
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime import load

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_inductor.codegen_triton.kernel import emit_kernel
-from dovetail_inductor.codegen_triton.passes import reads_before_it_writes
-from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
@@ -23,6 +20,9 @@ from dovetail_inductor.scheduler.memory import (
     plan_memory,
 )
 from dovetail_inductor.scheduler.slabs import MOST_SLABS
+from dovetail_inductor.targets.cuda.kernel import emit_kernel
+from dovetail_inductor.targets.cuda.passes import reads_before_it_writes
+from dovetail_inductor.targets.cuda.tiling import choose
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import Allocate, load

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.codegen_triton import tiling
+from dovetail_inductor.targets.cuda import tiling
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel

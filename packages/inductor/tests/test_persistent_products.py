@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor.autotune import choose
 from dovetail_inductor.autotune.candidates import candidates
-from dovetail_inductor.codegen_triton.descriptors import described
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
 from dovetail_inductor.scheduler.kernels import ProductTiles
+from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_runtime.plan import CallAten, LaunchTriton, TritonKernel
 from test_products import (
     CASES,

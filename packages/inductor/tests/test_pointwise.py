@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.codegen_triton.ops import emit_op, has_scalar_form
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.loop_ir.ops import OF_OPERATORS
 from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.targets.cuda.triton_ops import emit_op, has_scalar_form
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor

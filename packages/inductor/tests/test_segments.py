@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.codegen_cpp.segments import MOST_SEGMENTS
+from dovetail_inductor.targets.cpu.segments import MOST_SEGMENTS
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 

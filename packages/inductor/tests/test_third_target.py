@@ -17,7 +17,7 @@ from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS, scalar_name
 from dovetail_inductor.scheduler.kernels import FusedKernel
-from dovetail_inductor.targets.cpu import target as cpu
+from dovetail_inductor.targets.cpu import cpu_target as cpu
 from dovetail_inductor.targets.target import (
     Costs,
     Emitted,

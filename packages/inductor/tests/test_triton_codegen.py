@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel
-from dovetail_inductor.codegen_triton.kernel import emit_kernel
-from dovetail_inductor.codegen_triton.ops import UnsupportedOp, emit_op
 from dovetail_inductor.loop_ir.loops import LoopNest, Strided
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
@@ -19,6 +16,9 @@ from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph
 from dovetail_inductor.targets import CUDA
+from dovetail_inductor.targets.cuda.assemble import EmittedKernel
+from dovetail_inductor.targets.cuda.kernel import emit_kernel
+from dovetail_inductor.targets.cuda.triton_ops import UnsupportedOp, emit_op
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor.codegen_triton.tiling import choose
 from dovetail_inductor.loop_ir.loops import LoopGraph
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
@@ -26,6 +25,7 @@ from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import CombinedKernel, KernelGraph
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_inductor.scheduler.split_reductions import split_reductions
+from dovetail_inductor.targets.cuda.tiling import choose
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.knobs import Knobs

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_inductor.codegen_triton.typed import typed_kernels
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
+from dovetail_inductor.targets.cuda.typed import typed_kernels
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import compile_graph
-from dovetail_inductor.codegen_cpp.scopes import ScopeError, check_scopes
 from dovetail_inductor.knobs import VERIFY_LOOPS
 from dovetail_inductor.loop_ir.expr import Load, rename
 from dovetail_inductor.loop_ir.index import Index, Var, variable
@@ -18,6 +17,7 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import PassLog, find_error
 from dovetail_inductor.scheduler.fuse import fuse
+from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
 from dovetail_inductor.verify import LoopError, verify
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table

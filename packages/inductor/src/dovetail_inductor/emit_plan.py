@@ -25,7 +25,6 @@ from dovetail_runtime import (
 from dovetail_runtime.plan import Assert, AtenArg, Bind, FloatOf, Kernel, Size, Step
 from dovetail_runtime.sizes import float_bits, symbols_of
 
-from dovetail_inductor.codegen_cpp.shape import host_simd_bytes
 from dovetail_inductor.kernel_names import label_of
 from dovetail_inductor.loop_ir.loops import PART, Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
@@ -40,6 +39,7 @@ from dovetail_inductor.scheduler.kernels import (
 )
 from dovetail_inductor.scheduler.memory import MemoryPlan
 from dovetail_inductor.scheduler.twins import in_place
+from dovetail_inductor.targets.cpu.shape import host_simd_bytes
 from dovetail_inductor.targets.target import Emitted, Target
 
 

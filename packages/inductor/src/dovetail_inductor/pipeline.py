@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 
 from dovetail_inductor.autotune.attention import choose_attention
 from dovetail_inductor.autotune.choose import Tuner, choose_products
-from dovetail_inductor.codegen_cpp.scopes import ScopeError, check_scopes
 from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.fx_nodes import line_of
@@ -36,6 +35,7 @@ from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_inductor.scheduler.unpadded import write_unpadded
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
+from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
 from dovetail_inductor.verify import LoopError, verify
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from dovetail_inductor.codegen_triton.tiling import MULTIPROCESSORS, power_of_two
 from dovetail_inductor.options import Gpu
 from dovetail_inductor.scheduler.kernels import ProductTiles
+from dovetail_inductor.targets.cuda.tiling import MULTIPROCESSORS, power_of_two
 
 MOST = 10  # candidates of one product
 SHARED_BYTES = 220 * 1024  # of tiles on their way

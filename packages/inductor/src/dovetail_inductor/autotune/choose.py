@@ -9,9 +9,6 @@ from typing import Protocol
 from dovetail_runtime.plan import Plan
 
 from dovetail_inductor.autotune.candidates import candidates
-from dovetail_inductor.codegen_triton.descriptors import described
-from dovetail_inductor.codegen_triton.kernel import emit_kernel
-from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
@@ -22,6 +19,9 @@ from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.product_groups import ProductGroup, find_groups
 from dovetail_inductor.scheduler.products import Form, Product
+from dovetail_inductor.targets.cuda.descriptors import described
+from dovetail_inductor.targets.cuda.kernel import emit_kernel
+from dovetail_inductor.targets.cuda.product import emit_product
 
 Key = tuple[tuple[str, str], ...]
 Work = Product | ProductGroup | DualProduct

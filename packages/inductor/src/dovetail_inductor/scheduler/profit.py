@@ -9,7 +9,6 @@ from math import prod
 
 import torch
 
-from dovetail_inductor.codegen_triton.tiling import SIDE
 from dovetail_inductor.loop_ir.index import Index, Indirect, Var
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import hint_of
@@ -17,6 +16,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.match import Group, Match
 from dovetail_inductor.scheduler.units import Unit, scans
+from dovetail_inductor.targets.cuda.tiling import SIDE
 from dovetail_inductor.targets.target import Scheduling
 
 

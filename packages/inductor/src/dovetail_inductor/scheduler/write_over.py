@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dovetail_inductor.codegen_triton.passes import reads_before_it_writes
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes
+from dovetail_inductor.targets.cuda.passes import reads_before_it_writes
 
 # From this size on a kernel on a GPU writes over what dies in it; less is no memory to speak of.
 REUSED_BYTES = 1 << 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from dovetail_inductor.targets.cpu.target import CPU
-from dovetail_inductor.targets.cuda.target import CUDA
+from dovetail_inductor.targets.cpu.cpu_target import CPU
+from dovetail_inductor.targets.cuda.cuda_target import CUDA
 from dovetail_inductor.targets.target import Target
 
 # By the type of the device; kernels for all others are the CPU's.

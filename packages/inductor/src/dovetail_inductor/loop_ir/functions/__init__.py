@@ -5,8 +5,8 @@ A function is text in a small part of Python: assignments, `while some(...)`, `i
 truths. `some` is true where a truth holds in any lane, so that a loop runs until its last lane is
 done; what a lane that is done computes is not kept (`where`). `like(x, c)` is the number c in the
 shape of x; `horner(x, NAME)` the polynomial of the coefficients NAME, `nested(u, x, NAME)` the
-polynomial in u whose coefficients are polynomials in x. `codegen_cpp.functions` and
-`codegen_triton.functions` print it.
+polynomial in u whose coefficients are polynomials in x. `targets.cpu.cpp_functions` and
+`targets.cuda.triton_functions` print it.
 
 Numbers like (5.11.1) are equations of the NIST Digital Library of Mathematical Functions.
 """

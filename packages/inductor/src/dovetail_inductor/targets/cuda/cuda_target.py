@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from dovetail_runtime.plan import LaunchTriton, SizeExpr
 
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel
-from dovetail_inductor.codegen_triton.attention import emit_attention
-from dovetail_inductor.codegen_triton.combined import emit_combined
-from dovetail_inductor.codegen_triton.kernel import emit_kernel
-from dovetail_inductor.codegen_triton.ops import has_scalar_form, has_triton_form
-from dovetail_inductor.codegen_triton.product import emit_product
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import CombinedKernel, ProductKernel
+from dovetail_inductor.targets.cuda.assemble import EmittedKernel
+from dovetail_inductor.targets.cuda.attention_kernels import emit_attention
+from dovetail_inductor.targets.cuda.combined import emit_combined
+from dovetail_inductor.targets.cuda.kernel import emit_kernel
+from dovetail_inductor.targets.cuda.product import emit_product
+from dovetail_inductor.targets.cuda.triton_ops import has_scalar_form, has_triton_form
 from dovetail_inductor.targets.target import (
     Costs,
     Emitted,

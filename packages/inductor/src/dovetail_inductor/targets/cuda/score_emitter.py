@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from dovetail_inductor.codegen_triton.body import BodyEmitter
 from dovetail_inductor.loop_ir.expr import Apply, Expr, IndexValue
 from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.targets.cuda.body import BodyEmitter
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from dovetail_inductor.codegen_triton.body import Lines
-from dovetail_inductor.codegen_triton.pairs import pair_mask
-from dovetail_inductor.codegen_triton.tiling import Tiling
+from dovetail_inductor.targets.cuda.body import Lines
+from dovetail_inductor.targets.cuda.pairs import pair_mask
+from dovetail_inductor.targets.cuda.tiling import Tiling
 
 
 def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -> None:

@@ -8,28 +8,28 @@ from functools import partial
 
 import torch
 
-from dovetail_inductor.codegen_cpp import scans
-from dovetail_inductor.codegen_cpp.accumulators import Accumulators
-from dovetail_inductor.codegen_cpp.functions import source_of
-from dovetail_inductor.codegen_cpp.loops import Loops, decode_item
-from dovetail_inductor.codegen_cpp.picks import Pick, emit_pick, find_picks
-from dovetail_inductor.codegen_cpp.segments import Segment, segments_of
-from dovetail_inductor.codegen_cpp.shape import (
-    KernelShape,
-    choose_shape,
-    is_plain_along,
-    is_transposed,
-    lanes_of,
-)
-from dovetail_inductor.codegen_cpp.short_loops import ShortLoops, short_loops
-from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, STORAGE, index_text
-from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cpu import scan_rows
+from dovetail_inductor.targets.cpu.cpp_functions import source_of
+from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
+from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
+from dovetail_inductor.targets.cpu.segments import Segment, segments_of
+from dovetail_inductor.targets.cpu.shape import (
+    KernelShape,
+    choose_shape,
+    is_plain_along,
+    is_transposed,
+    lanes_of,
+)
+from dovetail_inductor.targets.cpu.short_loops import ShortLoops, short_loops
+from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, STORAGE, index_text
+from dovetail_inductor.targets.cpu.vector_accumulators import Accumulators
+from dovetail_inductor.targets.cpu.writer import Name, Place, Writer
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
 SIZE_FUNCTIONS = """\
@@ -169,7 +169,7 @@ class _Emitter:
         if w.functions:
             head.insert(0, source_of(frozenset(w.functions)))
         if self.accumulators.totals:
-            head.insert(0, scans.source())
+            head.insert(0, scan_rows.source())
         for place, symbol in enumerate(symbols):
             head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
         head += [f"  const int64_t {name} = {part};" for name, part in parts.items()]

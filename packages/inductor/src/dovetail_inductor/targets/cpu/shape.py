@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from dovetail_inductor.codegen_cpp.syntax import SCALAR_ONLY_ON_INTEGERS
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
@@ -20,6 +19,7 @@ from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
+from dovetail_inductor.targets.cpu.syntax import SCALAR_ONLY_ON_INTEGERS
 
 # Vectors have no fewer lanes for being along a short variable.
 LEAST_LANES = 4

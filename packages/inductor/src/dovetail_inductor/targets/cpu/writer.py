@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dovetail_inductor.codegen_cpp.syntax import (
+from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
+from dovetail_inductor.loop_ir.functions import LOOPING
+from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.loops import Combine
+from dovetail_inductor.targets.cpu.syntax import (
     ARITHMETIC,
     index_text,
     literal,
     op_text,
 )
-from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
-from dovetail_inductor.loop_ir.functions import LOOPING
-from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import Combine
 
 # How a scatter combines what is there (a) with what comes (b).
 _UPDATES: dict[Combine, str] = {

@@ -14,19 +14,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
-from dovetail_inductor.codegen_triton.accumulators import Accumulator, Accumulators
-from dovetail_inductor.codegen_triton.assemble import (
+from dovetail_inductor.kernel_names import operators_of
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
+from dovetail_inductor.loop_ir.handlers import count, interpret
+from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
+from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cuda.assemble import (
     EmittedKernel,
     KernelBody,
     assemble,
     passed_by_value,
 )
-from dovetail_inductor.codegen_triton.axes import define_axis, define_grid
-from dovetail_inductor.codegen_triton.body import BodyEmitter, Lines
-from dovetail_inductor.codegen_triton.online import online_softmax
-from dovetail_inductor.codegen_triton.ops import NARROW, TRITON_TYPES
-from dovetail_inductor.codegen_triton.pairs import Pairs, pairs_of
-from dovetail_inductor.codegen_triton.passes import (
+from dovetail_inductor.targets.cuda.axes import define_axis, define_grid
+from dovetail_inductor.targets.cuda.block_accumulators import Accumulator, Accumulators
+from dovetail_inductor.targets.cuda.block_reductions import rounded_product
+from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines
+from dovetail_inductor.targets.cuda.online import online_softmax
+from dovetail_inductor.targets.cuda.pairs import Pairs, pairs_of
+from dovetail_inductor.targets.cuda.passes import (
     by_pass,
     computed,
     factors_of_sum,
@@ -34,15 +40,9 @@ from dovetail_inductor.codegen_triton.passes import (
     passing,
     rows_read,
 )
-from dovetail_inductor.codegen_triton.quotients import rough_quotients
-from dovetail_inductor.codegen_triton.reductions import rounded_product
-from dovetail_inductor.codegen_triton.tiling import Tiling, choose
-from dovetail_inductor.kernel_names import operators_of
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
-from dovetail_inductor.loop_ir.handlers import count, interpret
-from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
-from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cuda.quotients import rough_quotients
+from dovetail_inductor.targets.cuda.tiling import Tiling, choose
+from dovetail_inductor.targets.cuda.triton_ops import NARROW, TRITON_TYPES
 
 
 def emit_body(kernel: FusedKernel, buffers: Mapping[str, Buffer], tiling: Tiling) -> KernelBody:

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Sequence
 from functools import cache
 
-from dovetail_inductor.codegen_cpp.syntax import literal
 from dovetail_inductor.loop_ir.function_text import Expressions, turns
 from dovetail_inductor.loop_ir.functions import FUNCTIONS, with_callees
 from dovetail_inductor.loop_ir.functions.function import Function
+from dovetail_inductor.targets.cpu.syntax import literal
 
 _CALLS = {"pow": "float_pow", "some": "some"}  # others as their op with `_` behind
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dovetail_inductor.codegen_triton.edges import is_upper_edge, load_condition
-from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
-from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.targets.cuda.edges import is_upper_edge, load_condition
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
 
 
 @dataclass

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from dovetail_runtime.plan import TritonKernel
 
-from dovetail_inductor.codegen_triton.ops import POINTER_TYPES, helper_source, size_helpers
-from dovetail_inductor.codegen_triton.tiling import Tiling
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import is_multiple, names_in
+from dovetail_inductor.targets.cuda.tiling import Tiling
+from dovetail_inductor.targets.cuda.triton_ops import POINTER_TYPES, helper_source, size_helpers
 
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel, assemble
-from dovetail_inductor.codegen_triton.body import Lines
-from dovetail_inductor.codegen_triton.ops import TRITON_TYPES
-from dovetail_inductor.codegen_triton.score_emitter import ScoreEmitter
-from dovetail_inductor.codegen_triton.tiling import Axis, Tiling, power_of_two
 from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles, ScoreBody
 from dovetail_inductor.loop_ir.bounds import Bound
 from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
+from dovetail_inductor.targets.cuda.assemble import EmittedKernel, assemble
+from dovetail_inductor.targets.cuda.body import Lines
+from dovetail_inductor.targets.cuda.score_emitter import ScoreEmitter
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling, power_of_two
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 LOG2_E = "1.4426950408889634"
 _LARGE = 1e30  # a moderate score is smaller

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel, KernelBody, assemble
-from dovetail_inductor.codegen_triton.axes import scaled
-from dovetail_inductor.codegen_triton.body import Lines
-from dovetail_inductor.codegen_triton.descriptors import Described, described
-from dovetail_inductor.codegen_triton.kernel import Emission
-from dovetail_inductor.codegen_triton.tiling import Axis, Tiling
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.scheduler.kernels import ProductKernel
+from dovetail_inductor.targets.cuda.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.targets.cuda.axes import scaled
+from dovetail_inductor.targets.cuda.body import Lines
+from dovetail_inductor.targets.cuda.descriptors import Described, described
+from dovetail_inductor.targets.cuda.kernel import Emission
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
 # So many tiles, one below the other, are computed before those to their right.
 GROUP = 8

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail_inductor.codegen_cpp.syntax import index_text
-from dovetail_inductor.codegen_cpp.writer import Name, Place, Writer
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, index_free, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Atom, Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.targets.cpu.syntax import index_text
+from dovetail_inductor.targets.cpu.writer import Name, Place, Writer
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import torch
 
-from dovetail_inductor.codegen_triton.body import BodyEmitter
-from dovetail_inductor.codegen_triton.kernel import Emission
-from dovetail_inductor.codegen_triton.ops import TRITON_TYPES
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load
 from dovetail_inductor.loop_ir.index import Index
+from dovetail_inductor.targets.cuda.body import BodyEmitter
+from dovetail_inductor.targets.cuda.kernel import Emission
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 
 class TypedEmitter(BodyEmitter):

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from dovetail_runtime.plan import CppKernel, LaunchCpp, SizeExpr
 
-from dovetail_inductor.codegen_cpp import emit as cpp
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Apply, Builder, walk
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cpu import emit as cpp
 from dovetail_inductor.targets.target import (
     Costs,
     Emitted,

@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dovetail_inductor.codegen_triton.body import Lines, literal
-from dovetail_inductor.codegen_triton.ops import TRITON_TYPES
-from dovetail_inductor.codegen_triton.reductions import (
+from dovetail_inductor.loop_ir.index import Index
+from dovetail_inductor.loop_ir.loops import LoopNest, Scan
+from dovetail_inductor.loop_ir.reduction import MAX, MIN
+from dovetail_inductor.scheduler.loops import position_index
+from dovetail_inductor.targets.cuda.block_reductions import (
     block_total,
     combined,
     joined,
     reduced,
     scanned,
 )
-from dovetail_inductor.codegen_triton.tiling import Tiling
-from dovetail_inductor.loop_ir.index import Index
-from dovetail_inductor.loop_ir.loops import LoopNest, Scan
-from dovetail_inductor.loop_ir.reduction import MAX, MIN
-from dovetail_inductor.scheduler.loops import position_index
+from dovetail_inductor.targets.cuda.body import Lines, literal
+from dovetail_inductor.targets.cuda.tiling import Tiling
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 
 @dataclass

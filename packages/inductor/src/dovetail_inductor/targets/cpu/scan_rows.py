@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, literal
 from dovetail_inductor.loop_ir.loops import LoopNest, Scan
+from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, literal
 
 _TYPES = {
     "sum": "Running<Sum, {}>", "prod": "Running<Prod, {}>", "max": "Running<Max, {}>",

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from dovetail_inductor.codegen_triton import functions
 from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.ops import OF_OPERATORS
+from dovetail_inductor.targets.cuda import triton_functions
 
 TRITON_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "tl.float64",
@@ -222,7 +222,7 @@ def helper_source(names: set[str]) -> str:
     """The text of these helpers and of those they call, callees first."""
     known = {**HELPERS, **SIZE_HELPERS}
     if not names <= known.keys():
-        known |= functions.helpers()
+        known |= triton_functions.helpers()
     ordered: list[str] = []
 
     def visit(name: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dovetail_inductor.codegen_cpp.accumulators import Accumulators
-from dovetail_inductor.codegen_cpp.segments import Segment
-from dovetail_inductor.codegen_cpp.shape import KernelShape
-from dovetail_inductor.codegen_cpp.writer import Writer
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic
+from dovetail_inductor.targets.cpu.segments import Segment
+from dovetail_inductor.targets.cpu.shape import KernelShape
+from dovetail_inductor.targets.cpu.vector_accumulators import Accumulators
+from dovetail_inductor.targets.cpu.writer import Writer
 
 
 def decode_item(shape: KernelShape) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from dovetail_inductor.codegen_triton.ops import TRITON_TYPES, emit_op
 from dovetail_inductor.loop_ir.loops import ScanKind
 from dovetail_inductor.loop_ir.reduction import Reduction
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
 
 # Triton's own reductions, by the op that combines two partial results, and the helpers for floats
 # where those lose a NaN or there are none.

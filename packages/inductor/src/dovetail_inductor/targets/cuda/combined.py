@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dovetail_inductor.codegen_triton.assemble import (
+from dovetail_inductor.kernel_names import MOST_LETTERS, operators_of
+from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.sizes import names_in
+from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
+from dovetail_inductor.targets.cuda.assemble import (
     EmittedKernel,
     KernelBody,
     assemble,
     parameter_types,
 )
-from dovetail_inductor.codegen_triton.kernel import emit_body
-from dovetail_inductor.codegen_triton.product import emit_products
-from dovetail_inductor.codegen_triton.tiling import choose
-from dovetail_inductor.kernel_names import MOST_LETTERS, operators_of
-from dovetail_inductor.loop_ir.loops import Buffer
-from dovetail_inductor.loop_ir.sizes import names_in
-from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
+from dovetail_inductor.targets.cuda.kernel import emit_body
+from dovetail_inductor.targets.cuda.product import emit_products
+from dovetail_inductor.targets.cuda.tiling import choose
 
 
 def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:

@@ -7,11 +7,11 @@ let the whole last vector through; what it reads beyond is masked again where va
 
 from __future__ import annotations
 
-from dovetail_inductor.codegen_triton.tiling import Axis
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexValue
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.targets.cuda.tiling import Axis
 
 VECTOR = 8  # elements: 16 bytes of the narrow types
 

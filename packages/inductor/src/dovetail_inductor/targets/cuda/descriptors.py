@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail_inductor.codegen_triton.body import Lines
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
+from dovetail_inductor.targets.cuda.body import Lines
 
 ALIGNMENT = 16  # bytes
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from dovetail_inductor.codegen_triton.online import online_softmax
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cuda.online import online_softmax
 
 
 def by_pass(kernel: FusedKernel) -> list[list[LoopNest]]:

@@ -7,15 +7,15 @@ from math import prod
 
 import torch
 
-from dovetail_inductor.codegen_cpp import scans
-from dovetail_inductor.codegen_cpp.shape import KernelShape
-from dovetail_inductor.codegen_cpp.syntax import ARITHMETIC, combination, index_text, literal
-from dovetail_inductor.codegen_cpp.writer import Name, Writer
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.loop_ir.reduction import SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.loops import position_index
+from dovetail_inductor.targets.cpu import scan_rows
+from dovetail_inductor.targets.cpu.shape import KernelShape
+from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, combination, index_text, literal
+from dovetail_inductor.targets.cpu.writer import Name, Writer
 
 # A sum of float32 down the columns is made of sums of so many terms, and those of as many in turn
 # (cascade summation: a chain of all terms would have an error that grows with their number).
@@ -72,10 +72,10 @@ class Accumulators:
         name = self.totals[nest.buffer] = f"total{len(self.totals)}"
         lanes = None if self.shape.vector is None else self.shape.lanes
         if self.shape.by_row:
-            lines = scans.declaration(nest.scan, name, lanes, self._vectors())
+            lines = scan_rows.declaration(nest.scan, name, lanes, self._vectors())
             self.writer.scopes[0].lines += lines
             return
-        for line in scans.declaration(nest.scan, name, lanes, None):
+        for line in scan_rows.declaration(nest.scan, name, lanes, None):
             self.writer.line(line)
 
     def total(self, nest: LoopNest, value: Name) -> Name:
@@ -83,12 +83,12 @@ class Accumulators:
         w, n = self.writer, self.shape.lanes
         name = self.totals[nest.buffer]
         if self.shape.vector is None:
-            text = scans.total(nest, name, value.text, None, None)
+            text = scan_rows.total(nest, name, value.text, None, None)
         elif self.shape.by_row:
-            text = scans.total(nest, f"{name}[u]", w.as_vector(value), None, None)
+            text = scan_rows.total(nest, f"{name}[u]", w.as_vector(value), None, None)
         else:
             counted = f"first_lanes<{n}>(n)" if w.tail else None
-            text = scans.total(nest, name, w.as_vector(value), n, counted)
+            text = scan_rows.total(nest, name, w.as_vector(value), n, counted)
         w.line(f"const auto at_{name} = {text};")
         return Name(f"at_{name}", self.shape.vector is not None, len(w.scopes) - 1)
 

@@ -19,10 +19,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dovetail_inductor.codegen_triton.assemble import EmittedKernel
-from dovetail_inductor.codegen_triton.attention_text import LOG2_E, AttentionText
 from dovetail_inductor.loop_ir.attention import ScoreBody
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
+from dovetail_inductor.targets.cuda.assemble import EmittedKernel
+from dovetail_inductor.targets.cuda.attention_text import LOG2_E, AttentionText
 
 
 def emit_attention(call: ExternCall, buffers: Mapping[str, Buffer]) -> list[EmittedKernel]:

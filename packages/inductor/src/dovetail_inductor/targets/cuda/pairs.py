@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dovetail_inductor.codegen_triton.body import Lines
-from dovetail_inductor.codegen_triton.tiling import Tiling
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cuda.body import Lines
+from dovetail_inductor.targets.cuda.tiling import Tiling
 
 Place = tuple[str, Index]  # a buffer, and where in it
 

@@ -1,1 +1,0 @@
-"""C++ code generation: fused kernels as loops over our own SIMD types."""

@@ -1,1 +1,0 @@
-"""Triton code generation for GPUs: fused kernels to `@triton.jit` source text."""
