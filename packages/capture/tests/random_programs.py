@@ -22,14 +22,11 @@ import signal
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 import random_constructs
 import random_statements
+import torch
 from construct_cases import CountingBackend, same, told
 from dovetail_capture import optimize
 

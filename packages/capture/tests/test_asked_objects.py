@@ -6,16 +6,12 @@ import math
 import operator
 import os
 import posixpath
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend, same
+from dovetail_capture import optimize
 
 
 class Index:

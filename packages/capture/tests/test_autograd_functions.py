@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from construct_cases import CountingBackend, same
 from dovetail_capture import CaptureError, export, optimize
 from torch.autograd.function import once_differentiable
-
-sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import CountingBackend, same
 
 WORLD: dict[str, Any] = {}
 

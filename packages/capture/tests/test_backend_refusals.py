@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import BackendError, GraphBreakError, error_on_graph_break, optimize
 from dovetail_prims.node_error import blame

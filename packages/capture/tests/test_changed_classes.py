@@ -7,19 +7,14 @@ import abc
 import collections
 import enum
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import optimize, run_graph
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from construct_cases import observe, same
+from dovetail_capture import optimize, run_graph
 
 X = torch.arange(6.0).reshape(2, 3)
 # What a call is given. Between two of them something was changed.

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from pathlib import Path
 import contextlib
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import LOG, Case, Manager, OwnError, Table, fails, loud, run_case
 
 construct = Table()

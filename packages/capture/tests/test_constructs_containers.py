@@ -7,8 +7,6 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 import collections
 import copy
 import itertools
@@ -17,8 +15,6 @@ import operator
 import pytest
 import dovetail_capture
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import graph_break, optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend, same
+from dovetail_capture import graph_break, optimize
 
 EMPTY: contextvars.ContextVar[Any] = contextvars.ContextVar("EMPTY")
 SCALE: contextvars.ContextVar[Any] = contextvars.ContextVar("SCALE", default=3)

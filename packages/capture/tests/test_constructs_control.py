@@ -7,16 +7,12 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 import contextlib
 import inspect
 from collections.abc import Sequence
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import LOG, Case, Manager, OwnError, Table, fails, run_case
 
 construct = Table()

@@ -4,16 +4,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_capture import optimize
 from torch.overrides import TorchFunctionMode
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case
 
 construct = Table()

@@ -8,14 +8,11 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 import functools
 import operator
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, Version, run_case, same
 from dovetail_capture import optimize
 

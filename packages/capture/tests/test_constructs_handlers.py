@@ -10,12 +10,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import LOG, Case, Manager, OwnError, Table, fails, loud, run_case
 
 construct = Table()

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import collections
 import functools
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from dovetail_capture import graph_break, optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
 
 construct = Table()

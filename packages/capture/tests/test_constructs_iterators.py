@@ -7,19 +7,15 @@ What such an iterator has left is read and guarded, and its steps are part of th
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections import OrderedDict, deque
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import graph_break, optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case
+from dovetail_capture import graph_break, optimize
 
 construct = Table()
 

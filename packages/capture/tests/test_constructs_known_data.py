@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

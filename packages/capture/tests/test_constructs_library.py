@@ -22,13 +22,10 @@ import sys
 import typing
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import dovetail_capture
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, Version, run_case
 
 construct = Table()

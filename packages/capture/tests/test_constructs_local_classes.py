@@ -9,15 +9,11 @@ import collections
 import dataclasses
 import enum
 import functools
-import sys
 import typing
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case
 from dovetail_capture import optimize, recompiles
 

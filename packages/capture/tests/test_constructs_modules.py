@@ -7,8 +7,6 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 import copy
 import functools
 import inspect
@@ -23,8 +21,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 from torch import nn
 from torch.utils import checkpoint

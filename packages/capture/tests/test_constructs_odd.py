@@ -18,17 +18,13 @@ import functools
 import itertools
 import math
 import operator
-import sys
 import types
 import typing
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
 from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import LOG, Case, CountingBackend, Table, run_case, same
 
 

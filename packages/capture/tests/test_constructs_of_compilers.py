@@ -11,16 +11,12 @@ import functools
 import inspect
 import itertools
 import os
-import sys
 import typing
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
 
 np = pytest.importorskip("numpy")

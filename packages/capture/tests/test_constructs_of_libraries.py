@@ -7,8 +7,6 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 import abc
 import collections
 import enum
@@ -22,8 +20,6 @@ import types
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 from dovetail_capture import optimize, recompiles
 from dovetail_capture.api import run_graph

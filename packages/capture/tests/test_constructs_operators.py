@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import collections
 import functools
-import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

@@ -9,15 +9,11 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
 from dovetail_capture import optimize
 

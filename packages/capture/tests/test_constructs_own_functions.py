@@ -4,16 +4,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_capture import CaptureError, export, graph_break, optimize
 from torch.overrides import TorchFunctionMode
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend, same
 
 LOG: list[object] = []

@@ -8,15 +8,11 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 from __future__ import annotations
 
 import collections
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

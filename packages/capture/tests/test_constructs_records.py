@@ -7,8 +7,6 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the programs' asserti
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 import abc
 import collections
 import dataclasses
@@ -20,8 +18,6 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Table, run_case
 
 construct = Table()

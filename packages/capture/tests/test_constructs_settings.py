@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import traceback
 import unittest
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_capture import graph_break, optimize
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
 
 construct = Table()

@@ -8,16 +8,12 @@ import inspect
 import operator
 import re
 import string
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
+from dovetail_capture import optimize
 
 table = Table()
 DIGITS = re.compile(r"(\d+)")

@@ -8,13 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import sys
 import traceback
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, Manager, OwnError, Table, fails, loud, run_case
 
 construct = Table()

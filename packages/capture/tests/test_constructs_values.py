@@ -9,13 +9,10 @@ import dataclasses
 import math
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import Case, CountingBackend, Table, run_case, same
 
 construct = Table()

@@ -7,12 +7,9 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from capture_fakes import SingleStepper, context_of
 from dovetail_capture._frame_hook import Switched
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import trace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from dovetail_capture import export, optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
+from dovetail_capture import export, optimize
 
 FILE = __file__
 

@@ -5,14 +5,10 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the assertions of the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import GraphBreakError, optimize
 

@@ -11,17 +11,14 @@ import contextvars
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import graph_break, optimize
+from torch import Tensor
 
 X = torch.arange(9.0).reshape(3, 3) + torch.eye(3)
 INSIDE, OUTSIDE = torch.tensor([1, 2]), torch.tensor([1, 5])

@@ -10,15 +10,11 @@ import inspect
 import os
 import sys
 import types
-from pathlib import Path
 
+import guard_fuzz
 import pytest
 import torch
 from dovetail_capture import optimize, run_graph
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import guard_fuzz
 from guard_pieces import PIECES
 
 SEED = int(os.environ.get("DOVETAIL_FUZZ_SEED", "500"))

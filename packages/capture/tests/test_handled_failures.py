@@ -6,21 +6,17 @@ PYTEST_DONT_REWRITE: pytest would put code of its own into the assertions of the
 from __future__ import annotations
 
 import contextlib
-import sys
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import export, optimize
+from torch import Tensor
 
 X = torch.arange(9.0).reshape(3, 3) + torch.eye(3)
 INSIDE, OUTSIDE = torch.tensor([1, 2]), torch.tensor([1, 5])

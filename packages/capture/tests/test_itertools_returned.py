@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend, same
+from dovetail_capture import optimize
 
 ITERATORS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "chain": lambda x: itertools.chain([x, x + 1], (3, 4), iter([x * 2, 5]), ()),

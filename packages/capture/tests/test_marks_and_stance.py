@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import binascii
-import sys
 import zlib
-from pathlib import Path
 from typing import Any
 
 import dovetail_capture as dc
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import stance
 from dovetail_capture.errors import GraphBreakError, RecompileError

@@ -4,18 +4,13 @@ they are captured, and so guarded, not run while a frame is captured."""
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import optimize, run_graph
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from construct_cases import observe, same
+from dovetail_capture import optimize, run_graph
 
 X = torch.arange(6.0).reshape(2, 3)
 NUMBER = 1

@@ -4,19 +4,15 @@ unless a copied parameter leaves the frame together with what was computed from 
 from __future__ import annotations
 
 import copy
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from construct_cases import CountingBackend, same
 from dovetail_capture import optimize
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from construct_cases import CountingBackend, same
 
 
 class Memory:

@@ -3,19 +3,15 @@ one guards it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+import passed_values
 import pytest
 import torch
 from dovetail_capture import export, optimize
 from torch import Tensor
 from torch.fx import GraphModule
-
-sys.path.insert(0, str(Path(__file__).parent))
-import passed_values
 
 
 @pytest.mark.parametrize("seed", range(7000, 7080))

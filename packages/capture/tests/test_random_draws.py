@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import CaptureError, GraphBreakError, export, optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend, same
+from dovetail_capture import CaptureError, GraphBreakError, export, optimize
 
 OWN = random.Random(3)
 

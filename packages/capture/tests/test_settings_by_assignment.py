@@ -5,18 +5,14 @@ class's class, makes something else of: eager's answers and eager's state, call 
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dovetail_capture import optimize
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend, same
 
 BACKENDS = torch.backends

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import graph_break, optimize
+from torch import Tensor
 
 
 class Shared:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
-sys.path.insert(0, str(Path(__file__).parent))
 from construct_cases import CountingBackend
 from dovetail_capture import optimize
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 torch.manual_seed(0)
 X, Y = torch.randn(3, 4), torch.randn(3, 4)

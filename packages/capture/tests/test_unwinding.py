@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parent))
 from dovetail_capture import BackendError, disable, optimize
+from torch import Tensor
 
 EVENTS: list[Any] = []
 
