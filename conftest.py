@@ -76,6 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for file in order for item in files[file]]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     order, draw = config.getoption("order"), config.getoption("draw")
     return f"order of files: --order {order}; random numbers: --draw {draw}"

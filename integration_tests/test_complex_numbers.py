@@ -122,7 +122,6 @@ def check(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @pytest.mark.parametrize("name", CASES)
 def test_trained_as_eager_trains(name: str, mode: str | None) -> None:

@@ -192,7 +192,6 @@ def test_a_plan_chooses_between_plans() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [modules, nested, in_a_row, saved_values_differ, transposed])
 def test_on_a_gpu(program: Callable[..., Any], dynamic: bool) -> None:

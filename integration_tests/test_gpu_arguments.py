@@ -15,10 +15,7 @@ from torch import Tensor
 
 import dovetail
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def on_gpu(given: tuple[Tensor, ...]) -> list[Tensor]:

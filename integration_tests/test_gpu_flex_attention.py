@@ -12,10 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dovetail
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 N = 384
 
 

@@ -21,10 +21,7 @@ import dovetail
 sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
 import micro
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 Fn = Callable[..., Tensor]
 

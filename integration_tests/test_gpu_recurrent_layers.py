@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 import dovetail
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 LAYERS: dict[str, Any] = {
     "LSTM": lambda: nn.LSTM(16, 32, 2, batch_first=True, bidirectional=True),

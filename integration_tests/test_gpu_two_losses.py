@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 import dovetail
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CALLS = 14
 

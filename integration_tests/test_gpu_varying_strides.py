@@ -10,10 +10,7 @@ from torch import Tensor
 
 import dovetail
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": lambda x: x[..., :-3],

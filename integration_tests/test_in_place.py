@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 import dovetail
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
 
 def step(p: Tensor, g: Tensor, m: Tensor) -> None:
     m.mul_(0.9).add_(g, alpha=0.1)
@@ -133,7 +131,6 @@ def test_an_error_leaves_inputs_as_they_were() -> None:
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.gpu
-@needs_gpu
 def test_steps_on_a_gpu(mode: str) -> None:
     with torch.no_grad():
         mine = three("cuda")
@@ -192,7 +189,6 @@ def test_decoding() -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_decoding_on_a_gpu(mode: str) -> None:
     check_decoding("cuda", mode)

@@ -143,7 +143,6 @@ def test_equal_kernels_have_one_name() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.observes
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_kernels_on_a_gpu_have_names() -> None:
     module = Gated().cuda()
     x = torch.randn(8, 16, device="cuda")

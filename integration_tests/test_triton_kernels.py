@@ -245,7 +245,6 @@ def on_gpu(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_launches_on_a_gpu(mode: str | None, dynamic: bool) -> None:

@@ -8,10 +8,7 @@ import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, run_fx
 from dovetail_autograd_aot import aot_compile, compiled_autograd, trace_joint
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def compare(fn, *inputs, table="core", tolerance=1e-3):

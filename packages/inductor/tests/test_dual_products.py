@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from dovetail_inductor.autotune import choose
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
-from test_products import Chosen, check, check_on_gpu, compiled, gated, half, needs_gpu, on_gpu
+from test_products import Chosen, check, check_on_gpu, compiled, gated, half, on_gpu
 from torch import Tensor
 
 PLAIN = ProductTiles(16, 32, 16, 4, 2)
@@ -173,7 +173,6 @@ def test_compiles_for_an_h100(build_for_h100: Any) -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize(
     "only",
     [

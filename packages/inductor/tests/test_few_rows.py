@@ -21,7 +21,6 @@ from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
 
 Fn = Callable[..., Any]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DRAWN = torch.Generator().manual_seed(0)
 
 
@@ -217,7 +216,6 @@ def test_other_gpus_use_their_library() -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 32])
 @pytest.mark.parametrize(
     "name", [n for n in CASES if n not in ("one row", "32 rows", "three rows, gelu")]

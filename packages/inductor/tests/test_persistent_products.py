@@ -25,7 +25,6 @@ from test_products import (
     gelu_mlp,
     half,
     kept,
-    needs_gpu,
     on_gpu,
     products,
 )
@@ -250,7 +249,6 @@ def test_described_on_a_gpu(
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("name", SIZED)
 def test_persistent_on_a_gpu(name: str, tiles: Callable[[ProductTiles], None]) -> None:
     fn, sizes = SIZED[name]

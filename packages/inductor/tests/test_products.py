@@ -373,7 +373,6 @@ def test_candidates_compile_for_an_h100(build_for_h100: Any) -> None:
 
 # --- on a GPU -------------------------------------------------------------------------------------
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 TILES = [
     ProductTiles(16, 32, 16, 4, 3),
@@ -408,7 +407,6 @@ def on_gpu(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tiles", TILES, ids=ProductTiles.as_text)
 @pytest.mark.parametrize("name", CASES)
@@ -423,7 +421,6 @@ def test_in_one_kernel_on_a_gpu(
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("name", ONE_PRODUCT)
 def test_in_parts_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [PARTS])
@@ -441,7 +438,6 @@ MEASURED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_on_a_gpu(name: str, tmp_path: Path) -> None:
     """Every candidate runs and is right; the times are found again; random numbers stay."""

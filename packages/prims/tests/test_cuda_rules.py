@@ -12,10 +12,7 @@ from dovetail_prims.sdpa import choose_backend
 from rule_checks import aten, check, layouts
 from torch import Tensor
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -10,10 +10,7 @@ from dovetail_runtime import Allocate, CallAten, FreeSlab, Plan, PlanInput, Ref,
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from torch import Tensor
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda:0")
 MIB = 1 << 20

@@ -23,7 +23,6 @@ from torch.profiler import ProfilerActivity, profile
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.library_products,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 
 CUDA = torch.device("cuda:0")
