@@ -4,19 +4,11 @@ import math
 
 import pytest
 import torch
-from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
-from dovetail_prims.opsets import CORE_ATEN
+from decomposition_checks import check
 
 aten = torch.ops.aten
 FLOATS = (torch.float64, torch.float32, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
-
-
-def check(op, args, kwargs=None, **flags):
-    seen = assert_matches_eager(core_aten_table(), op, args, kwargs or {}, **flags)
-    left = {name_of(o) for o in seen} - set(CORE_ATEN)
-    assert not left, f"{op} leaves {left}"
 
 
 def draw(*shape, dtype):

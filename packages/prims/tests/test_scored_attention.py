@@ -1,4 +1,5 @@
-"""Attention with a function of its scores as one operator: its plain meaning, and its shapes."""
+"""Attention by its kernels' operators; attention with a function of its scores as one operator: its
+plain meaning, and its shapes."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from dovetail_prims.attention import attention
 from dovetail_prims.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.graph_text import NoText, graph_of, run_text, text_of
 from dovetail_prims.record import trace_aten
@@ -98,3 +101,28 @@ def test_a_graph_goes_through_its_text() -> None:
 def test_what_has_no_text() -> None:
     with pytest.raises(NoText, match="max"):
         text_of(trace_aten(lambda x: x.max(0)[0], torch.randn(2, 3)).graph)
+
+
+MASKS = {
+    "none": None,
+    "boolean": torch.ones(8, 8, dtype=torch.bool).tril(),
+    "boolean of every batch": torch.ones(1, 1, 8, 8, dtype=torch.bool).tril().expand(2, 1, 8, 8),
+    "added": torch.randn(2, 1, 8, 8),
+    "added, turned": torch.randn(1, 8, 8, 4).permute(0, 3, 1, 2),
+}
+
+
+CASES = [(mask, False) for mask in MASKS] + [("none", True)]  # a mask, or causal: not both
+
+
+@pytest.mark.parametrize(("mask", "causal"), CASES)
+@pytest.mark.parametrize("heads", [4, 1])
+def test_as_pytorch_computes_it(mask: str, heads: int, causal: bool) -> None:
+    """`heads` of keys and values: one serves all queries, which only the plain formula takes."""
+    chosen: Tensor | None = MASKS[mask]
+    q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, heads, 8, 16), torch.randn(2, heads, 8, 16)
+    with pytest.MonkeyPatch.context() as patch:
+        # The plain formula, as on a GPU for what no fused kernel takes.
+        patch.setattr("dovetail_prims.attention.choose_backend", lambda *args: "math")
+        got = attention(q, k, v, chosen, is_causal=causal)
+    torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v, chosen, 0.0, causal))
