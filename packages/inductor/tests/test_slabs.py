@@ -121,7 +121,7 @@ def planned(fn: Any, *inputs: Tensor) -> Plan:
     options = InductorOptions(triton=True, gpu=Gpu())
     graph = fuse(lower(gm, CUDA), options)
     graph = replace(graph, buffers={n: replace(b, device=GPU) for n, b in graph.buffers.items()})
-    return _on_cpu(emit_plan(graph, plan_memory(graph), options, "graph", {}))
+    return _on_cpu(emit_plan(graph, plan_memory(graph), options, "graph"))
 
 
 def _on_cpu(value: Any) -> Any:

@@ -99,6 +99,10 @@ class IdIs(Clause):
         ):
             object.__setattr__(self, name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # (An address means nothing to another process: what is found there is of no known type.)
+        return IdIs, (self.source, None if self.by_address else self.obj, self.by_address)
+
     @property
     def obj(self) -> Any:
         """The object; `DEAD` if it has died, `UNKNOWN` if it is compared by its address."""

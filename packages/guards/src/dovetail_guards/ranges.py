@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from dovetail_guards.expr import Atom, Expr, apply_atom, constant, of_atom, symbol
 from dovetail_guards.relations import BoolExpr, le
@@ -147,6 +148,9 @@ class Facts:
         self._atom_ranges: dict[Atom, Range] = {}
         self._simplified: dict[Expr, Expr] = {}
         self._decided: dict[BoolExpr, bool | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Facts, (self._ranges, self._congruences)
 
     def __repr__(self) -> str:
         return f"Facts({self._ranges}, {self._congruences})"

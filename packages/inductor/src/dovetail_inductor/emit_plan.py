@@ -73,8 +73,6 @@ class _Writer:
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
     unchecked: list[Assert] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
-    # The program's lines, by the names of the graph's nodes.
-    lines: Mapping[str, str] = field(default_factory=dict)
     # Each buffer's slab, by its device and its number there.
     slab_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
@@ -145,7 +143,9 @@ class _Writer:
                     self.allocate(name)
             device = next(self.buffers[name].device for name in call.outputs if name is not None)
             for emitted in self.target_of(device).emit_attention(call, self.buffers):
-                self.launch_emitted(emitted, label_of((), self.lines, f"attention{call.line}"))
+                self.launch_emitted(
+                    emitted, label_of((), self.graph.facts.lines, f"attention{call.line}")
+                )
             return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
@@ -237,10 +237,10 @@ class _Writer:
         target = self.target_of(self.buffers[written[0]].device)
         place = (self.graph.builder, self.buffers, self.name_of)
         if isinstance(kernel, ProductKernel):
-            label = label_of(kernel.epilogue.nests, self.lines, "product")
+            label = label_of(kernel.epilogue.nests, self.graph.facts.lines, "product")
         else:
             nests = (nest for each in kernels_of([kernel]) for nest in each.nests)
-            label = label_of(nests, self.lines)
+            label = label_of(nests, self.graph.facts.lines)
         if isinstance(kernel, CombinedKernel):
             kernel, parts = rebase_combined(kernel, *place)
             self.buffers |= parts
@@ -256,22 +256,14 @@ def _number(name: str) -> tuple[int, str]:
     return (int(digits) if digits else 0, name)
 
 
-def emit_plan(
-    graph: KernelGraph,
-    memory: MemoryPlan,
-    options: InductorOptions,
-    name: str,
-    lines: Mapping[str, str],
-) -> Plan:
-    """Write the steps, with allocations before and releases after. `lines` are those of the
-    program, by the names of the graph's nodes.
+def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, name: str) -> Plan:
+    """Write the steps, with allocations before and releases after.
 
     Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
     """
     simd = options.simd_bytes or host_simd_bytes()
     on_cuda = any(b.device.type == "cuda" for b in graph.buffers.values())
     writer = _Writer(graph, memory, simd, options.target_of, _addressed_by_strides(graph))
-    writer.lines = lines
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
     writer.unchecked += graph.checks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.knobs import VERIFY_LOOPS
-from dovetail_inductor.loop_ir.loops import LoopGraph, LoopNest
+from dovetail_inductor.loop_ir.loops import GraphFacts, LoopGraph, LoopNest
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.read_parts import read_parts
@@ -103,21 +103,51 @@ def compile_graph(
     lowering become ATen calls in the plan. With a `tuner`, library calls that kernels of ours beat
     are replaced.
     """
-    chosen = options or InductorOptions()
-    passes, target = log or PassLog(), chosen.chosen_target
+    chosen, passes = options or InductorOptions(), log or PassLog()
+    loops = to_loops(gm, chosen, name, passes, tuner)
+    kernels = to_kernels(loops, chosen, passes, tuner)
+    return to_plan(kernels, chosen, name, passes)
+
+
+def to_loops(
+    gm: GraphModule,
+    options: InductorOptions,
+    name: str = "graph",
+    log: PassLog | None = None,
+    tuner: Tuner | None = None,
+) -> LoopGraph:
+    """The first part of `compile_graph`: operators become loop nests over buffers."""
+    passes, target = log or PassLog(), options.chosen_target
 
     def branch(graph: GraphModule) -> Plan:
-        return compile_graph(graph, options=chosen, name=f"{name}_branch", tuner=tuner)
+        return compile_graph(graph, options=options, name=f"{name}_branch", tuner=tuner)
 
     # Before anything is in memory: fewer whole tensors that differ in a part.
     read = passes.run("read_parts", lambda: read_parts(gm))
     # Before scatters have memory of their own.
     summed = passes.run("scatter_sums", lambda: scatter_sums(read))
     # Before ops become loops, which know no complex numbers.
-    split = passes.run("complex_parts", lambda: complex_parts(summed, chosen))
+    split = passes.run("complex_parts", lambda: complex_parts(summed, options))
     lines = {node.name: line_of(node) for node in split.graph.nodes}
+
     # Ops become loop nests over buffers; views become index arithmetic.
-    loops = passes.run("lower", lambda: lower(split, target, chosen.everywhere, branch))
+    def lowered() -> LoopGraph:
+        loops = lower(split, target, options.everywhere, branch)
+        facts = GraphFacts(_owned(gm, loops), _overwritten(gm, loops), lines)
+        return replace(loops, facts=facts)
+
+    return passes.run("lower", lowered)
+
+
+def to_kernels(
+    loops: LoopGraph,
+    options: InductorOptions,
+    log: PassLog | None = None,
+    tuner: Tuner | None = None,
+) -> KernelGraph:
+    """The second part of `compile_graph`: loop nests become kernels, in the order of their
+    launches."""
+    passes, owned = log or PassLog(), loops.facts.owned
     # Before anything looks at loops: drop what no one needs.
     loops = passes.run("remove_dead", lambda: remove_dead(loops))
     # After this, most indices are affine, so that loops can be compared.
@@ -125,58 +155,60 @@ def compile_graph(
     # Needs affine indices; before the order of loops counts.
     loops = passes.run("sort_reductions", lambda: sort_reductions(loops))
     # Before fusion, so that pieces can join the kernels that compute what they reduce.
-    loops = passes.run("split_reductions", lambda: split_reductions(loops, chosen))
-    kernels = passes.run("fuse", lambda: fuse(loops, chosen))
+    loops = passes.run("split_reductions", lambda: split_reductions(loops, options))
+    kernels = passes.run("fuse", lambda: fuse(loops, options))
     # Before steps are moved for other reasons, which is then done within bounds.
-    owned = _owned(gm, kernels)
     kernels = passes.run("order", lambda: order(kernels, owned))
     # Needs the order of steps; before the forms of kernels are chosen, for which types count.
-    ordered = kernels
-    kernels = passes.run("round_at_peak", lambda: round_at_peak(ordered, owned, chosen))
+    kernels = passes.run("round_at_peak", lambda: round_at_peak(kernels, owned, options))
     # While kernels that may follow a product in one kernel have launches of their own: first what
     # needs no measuring.
-    kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, chosen))
+    kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, options))
     if tuner is not None:
-        graph, measured = kernels, tuner
-        kernels = passes.run("choose_products", lambda: choose_products(graph, chosen, measured))
-        multiplied = kernels
-        kernels = passes.run(
-            "choose_attention", lambda: choose_attention(multiplied, chosen, measured)
-        )
+        kernels = passes.run("choose_products", lambda: choose_products(kernels, options, tuner))
+        kernels = passes.run("choose_attention", lambda: choose_attention(kernels, options, tuner))
     else:
-        few = kernels
-        kernels = passes.run("multiply_few_rows", lambda: multiply_few_rows(few, chosen))
+        kernels = passes.run("multiply_few_rows", lambda: multiply_few_rows(kernels, options))
     # After fusion, which compares whole loops, and after what follows a product has joined it.
-    kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, chosen))
+    kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, options))
     # After fusion, which takes what depends on one another; before memory, as kernels move.
-    kernels = passes.run("combine", lambda: combine(kernels, chosen))
+    return passes.run("combine", lambda: combine(kernels, options))
+
+
+def to_plan(
+    kernels: KernelGraph,
+    options: InductorOptions,
+    name: str = "graph",
+    log: PassLog | None = None,
+) -> Plan:
+    """The last part of `compile_graph`: memory is planned, the code of kernels is written."""
+    passes, owned = log or PassLog(), kernels.facts.owned
+    overwritten = kernels.facts.overwritten
     # After all that moves steps: what reads an input must come before what writes there.
-    final = kernels
-    overwritten = _overwritten(gm, final)
     kernels, places = passes.run(
-        "write_in_place", lambda: write_in_place(final, overwritten, chosen)
+        "write_in_place", lambda: write_in_place(kernels, overwritten, options)
     )
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())
     memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned, places))
-    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, chosen, name, lines))
+    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, options, name))
 
 
-def _owned(gm: GraphModule, kernels: KernelGraph) -> frozenset[str]:
+def _owned(gm: GraphModule, loops: LoopGraph) -> frozenset[str]:
     """The inputs marked as the call's own, which it frees after their last use."""
     nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return frozenset(
         name
-        for node, name in zip(nodes, kernels.inputs, strict=True)
+        for node, name in zip(nodes, loops.inputs, strict=True)
         if name is not None and OWNED.holds(node)
     )
 
 
-def _overwritten(gm: GraphModule, kernels: KernelGraph) -> dict[str, int]:
+def _overwritten(gm: GraphModule, loops: LoopGraph) -> dict[str, int]:
     """The inputs that are about to get an output's value, with its position."""
     nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return {
         name: output
-        for node, name in zip(nodes, kernels.inputs, strict=True)
+        for node, name in zip(nodes, loops.inputs, strict=True)
         if name is not None and (output := OVERWRITTEN.of(node)) is not None
     }
 

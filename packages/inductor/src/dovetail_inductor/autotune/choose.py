@@ -270,7 +270,7 @@ def plan_of(
         tuple(Strided(b.name, b.shape, b.stride, 0) for b in sorted(outputs, key=lambda b: b.name)),
         graph.builder,
     )
-    return emit_plan(alone, plan_memory(alone), options, "candidate", {})
+    return emit_plan(alone, plan_memory(alone), options, "candidate")
 
 
 __all__ = ["Choice", "Problem", "Tuner", "choose_products", "fastest", "plan_of"]

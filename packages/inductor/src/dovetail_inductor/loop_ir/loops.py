@@ -326,6 +326,20 @@ Node = LoopNest | ExternCall
 
 
 @dataclass(frozen=True)
+class GraphFacts:
+    """What the FX graph tells of its inputs and nodes that no loop shows.
+
+    `owned` are the inputs that the call frees after their last use, `overwritten` those about to
+    get the value of an output, with its position. `lines` are the program's, as tracebacks write
+    them, by the names of the graph's nodes.
+    """
+
+    owned: frozenset[str] = frozenset()
+    overwritten: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class LoopGraph:
     """A graph after lowering. Every buffer is written by one node, or is an input or a constant.
 
@@ -345,6 +359,7 @@ class LoopGraph:
     definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
     # What the program states of sizes that depend on data.
     checks: tuple[Assert, ...] = ()
+    facts: GraphFacts = field(default_factory=GraphFacts)
 
     def as_text(self) -> str:
         """Readable form."""

@@ -331,6 +331,7 @@ def fuse(graph: LoopGraph, options: InductorOptions) -> KernelGraph:
         graph.size_inputs,
         graph.definitions,
         graph.checks,
+        graph.facts,
     )
 
 

@@ -11,7 +11,7 @@ from dovetail_runtime.plan import Assert, SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.index import Var
-from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, GraphFacts, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import FloatSize
 
 
@@ -226,6 +226,7 @@ class KernelGraph:
     size_inputs: Mapping[int, int] = field(default_factory=dict)
     definitions: Mapping[str, SizeExpr] = field(default_factory=dict)
     checks: tuple[Assert, ...] = ()
+    facts: GraphFacts = field(default_factory=GraphFacts)
 
     @property
     def kernels(self) -> list[FusedKernel]:
