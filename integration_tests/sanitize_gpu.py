@@ -34,7 +34,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_inductor.autotune import device as tuning
+from dovetail_inductor.products import device_tuner as tuning
 from float32_products import float32_products
 
 # Of the names that Dovetail gives its kernels (`targets/cuda/assemble.py`).

@@ -12,7 +12,7 @@ import torch
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.compile_log import Event
 from dovetail_inductor import DeviceTuner
-from dovetail_inductor.autotune.choose import Choice
+from dovetail_inductor.products.choose_products import Choice
 from dovetail_prims.artifact_log import ArtifactText, tell
 from dovetail_runtime import Plan, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, _Shapes

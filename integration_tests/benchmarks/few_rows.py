@@ -22,9 +22,9 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import DeviceTuner, compile_graph
-from dovetail_inductor.autotune import candidates, choose
 from dovetail_inductor.options import Gpu
-from dovetail_inductor.scheduler.few_rows import tiles_for
+from dovetail_inductor.products import candidates, choose_products
+from dovetail_inductor.products.few_rows import tiles_for
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
@@ -114,7 +114,7 @@ def main() -> int:
     print("| product | library us | the rule's us | ratio | best us |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as fresh, torch.no_grad():
         knobs = replace(Knobs.from_environment(), cache_dir=Path(fresh))
-        with mock.patch.object(choose, "candidates", every):
+        with mock.patch.object(choose_products, "candidates", every):
             for m in arguments.rows:
                 for kind, n, k in CASES:
                     if time.monotonic() > end:

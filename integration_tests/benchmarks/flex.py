@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dovetail_inductor.autotune.choose import Choice
+from dovetail_inductor.products.choose_products import Choice
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 

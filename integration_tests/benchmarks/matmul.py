@@ -30,17 +30,17 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import DeviceTuner, compile_graph
-from dovetail_inductor.autotune import choose
-from dovetail_inductor.autotune.candidates import candidates
-from dovetail_inductor.autotune.choose import Choice
-from dovetail_inductor.autotune.device import (
+from dovetail_inductor.options import Gpu
+from dovetail_inductor.products import choose_products
+from dovetail_inductor.products.candidates import candidates
+from dovetail_inductor.products.choose_products import Choice
+from dovetail_inductor.products.device_tuner import (
     calls_of,
     interleaved,
     recorded,
     scratch_inputs,
     side_stream,
 )
-from dovetail_inductor.options import Gpu
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
@@ -254,7 +254,7 @@ def try_besides(further: Sequence[tuple[int, ...]]) -> None:
             found.append(replace(tiles, programs=programs, descriptors=gpu.descriptors))
         return list(dict.fromkeys(found))
 
-    mock.patch.object(choose, "candidates", more).start()
+    mock.patch.object(choose_products, "candidates", more).start()
 
 
 def main() -> int:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.autotune.choose import Choice, Problem
-from dovetail_inductor.loop_ir.attention import AttentionLoops
+from dovetail_inductor.loop_ir.attention_loops import AttentionLoops
 from dovetail_inductor.loop_ir.bounds import Bound, Seen
 from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.products.choose_products import Choice, Problem
 from dovetail_inductor.targets import CUDA
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graph_text import text_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor.autotune import choose
+from dovetail_inductor.products import choose_products
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
 from test_products import Chosen, check, check_on_gpu, compiled, gated, half, on_gpu
@@ -60,7 +60,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [only])
+        monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [only])
 
     return set_to
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.options import Gpu
-from dovetail_inductor.scheduler.few_rows import tiles_for
+from dovetail_inductor.products.few_rows import tiles_for
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime import load

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor.autotune import choose
-from dovetail_inductor.autotune.candidates import candidates
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
+from dovetail_inductor.products import choose_products
+from dovetail_inductor.products.candidates import candidates
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_runtime.plan import CallAten, LaunchTriton, TritonKernel
@@ -57,7 +57,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [only])
+        monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [only])
 
     return set_to
 
@@ -126,7 +126,7 @@ def test_an_input_that_begins_elsewhere_is_not_described() -> None:
 
     memory = half(40 * 64 + 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choose, "candidates", none)
+        patch.setattr(choose_products, "candidates", none)
         for offset in (8, 3):
             x = memory[offset : offset + 32 * 64].view(32, 64)
             compiled(gelu_mlp, (x, half(72, 64), half(72)), Chosen(0))
@@ -164,7 +164,7 @@ def test_persistent_candidates_fit(sizes: tuple[int, int, int, int]) -> None:
 
 def test_products_in_one_launch_are_not_persistent(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [PERSISTENT, ProductTiles(16, 32, 16, 4, 2)]
-    monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: asked)
+    monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: asked)
     fn, inputs = CASES["gated"]
     tuner = Chosen(1, group=1.0)
     plan = compiled(fn, inputs, tuner)

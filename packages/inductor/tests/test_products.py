@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import DeviceTuner, InductorOptions, compile_graph
-from dovetail_inductor.autotune import choose
-from dovetail_inductor.autotune.candidates import candidates
-from dovetail_inductor.autotune.choose import Choice, Problem, fastest
 from dovetail_inductor.options import Gpu
+from dovetail_inductor.products import choose_products
+from dovetail_inductor.products.candidates import candidates
+from dovetail_inductor.products.choose_products import Choice, Problem, fastest
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
@@ -138,7 +138,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
-def compiled(fn: Callable[..., Any], inputs: Sequence[Tensor], tuner: choose.Tuner | None) -> Plan:
+def compiled(
+    fn: Callable[..., Any], inputs: Sequence[Tensor], tuner: choose_products.Tuner | None
+) -> Plan:
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
     return compile_graph(gm, list(inputs), options=GPU, tuner=tuner)
 
@@ -153,7 +155,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [only])
+        monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [only])
 
     return set_to
 
@@ -385,7 +387,9 @@ def flat(value: Any) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def check_on_gpu(fn: Callable[..., Any], inputs: Sequence[Tensor], tuner: choose.Tuner) -> None:
+def check_on_gpu(
+    fn: Callable[..., Any], inputs: Sequence[Tensor], tuner: choose_products.Tuner
+) -> None:
     """At most a little further from float64 than eager is, on the CPU: so that a sanitizer sees no
     kernels but ours."""
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
@@ -413,7 +417,7 @@ def on_gpu(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def test_in_one_kernel_on_a_gpu(
     name: str, tiles: ProductTiles, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [tiles])
+    monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [tiles])
     fn, inputs = CASES[name]
     tuner = Chosen(1)
     check_on_gpu(fn, on_gpu(inputs, dtype), tuner)
@@ -423,7 +427,7 @@ def test_in_one_kernel_on_a_gpu(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ONE_PRODUCT)
 def test_in_parts_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "candidates", lambda sizes, followed, gpu: [PARTS])
+    monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [PARTS])
     fn, inputs = CASES[name]
     check_on_gpu(fn, on_gpu(inputs, torch.bfloat16), Chosen(1))
 

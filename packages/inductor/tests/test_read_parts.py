@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_inductor import compile_graph
-from dovetail_inductor.read_parts import read_parts
+from dovetail_inductor.graph_passes.read_parts import read_parts
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.graph_passes.scatter_sums import scatter_sums
 from dovetail_inductor.lowering.lower import lower
-from dovetail_inductor.scatter_sums import scatter_sums
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.live_bytes import live_bytes
 from dovetail_prims import trace_aten

@@ -49,3 +49,15 @@ def test_no_pass_asks_which_machine_it_writes_for() -> None:
             if named in names:
                 found.append(f"{name}:{node.lineno}: {named}")
     assert not found
+
+
+def test_the_pipeline_alone_imports_what_is_not_core() -> None:
+    found = []
+    for name, module in modules():
+        room = name.partition("/")[0]
+        for node in ast.walk(module):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.count(".") > 1:
+                imported = node.module.split(".")[1]
+                if imported in ("graph_passes", "products") and imported != room:
+                    found.append((name, imported))
+    assert {name for name, _ in found} == {"__init__.py", "pipeline.py"}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from dovetail_inductor import DeviceTuner, compile_graph
-from dovetail_inductor.autotune import device
-from dovetail_inductor.autotune.choose import Problem
-from dovetail_inductor.autotune.device import scratch_inputs
+from dovetail_inductor.products import device_tuner
+from dovetail_inductor.products.choose_products import Problem
+from dovetail_inductor.products.device_tuner import scratch_inputs
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten
 from dovetail_runtime import Plan, load
@@ -71,12 +71,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def nothing(*_: object) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(device, "start_build", lambda kernels: None)
-    monkeypatch.setattr(device, "load", fake_load)
-    monkeypatch.setattr(device, "recorded", fake_recorded)
-    monkeypatch.setattr(device, "milliseconds", milliseconds)
-    monkeypatch.setattr(device, "side_stream", nothing)
-    monkeypatch.setattr(device, "triton_version", lambda: "3")
+    monkeypatch.setattr(device_tuner, "start_build", lambda kernels: None)
+    monkeypatch.setattr(device_tuner, "load", fake_load)
+    monkeypatch.setattr(device_tuner, "recorded", fake_recorded)
+    monkeypatch.setattr(device_tuner, "milliseconds", milliseconds)
+    monkeypatch.setattr(device_tuner, "side_stream", nothing)
+    monkeypatch.setattr(device_tuner, "triton_version", lambda: "3")
     monkeypatch.setattr(torch.cuda, "device", nothing)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     cache = SimpleNamespace(L2_cache_size=1 << 10)
@@ -117,9 +117,9 @@ def test_a_result_that_is_wrong_in_a_corner_alone_is_told() -> None:
     wanted = torch.randn(64, 64)
     rounded, torn = wanted * 1.004, wanted.clone()
     torn[-1, -1] += wanted.abs().max()
-    assert device._close(rounded, wanted) and not device._close(torn, wanted)
-    assert not device._close(torch.full_like(wanted, torch.nan), wanted)
-    assert device._close(torch.ones(0), torch.ones(0))
+    assert device_tuner._close(rounded, wanted) and not device_tuner._close(torn, wanted)
+    assert not device_tuner._close(torch.full_like(wanted, torch.nan), wanted)
+    assert device_tuner._close(torch.ones(0), torch.ones(0))
 
 
 def test_a_library_that_does_not_run_is_not_kept(clock: Clock, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.lowering import aligned
-from dovetail_inductor.scheduler import unpadded
+from dovetail_inductor.products import unpadded
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.record import trace_aten

@@ -1,8 +1,7 @@
 """Loop IR, fusion, and code generation: from a functional ATen graph to a `Plan`."""
 
-from dovetail_inductor.autotune.device import DeviceTuner
-from dovetail_inductor.channels_last import prefer_channels_last
-from dovetail_inductor.constant_weights import PreparedGraph, prepare_weights
+from dovetail_inductor.graph_passes.channels_last import prefer_channels_last
+from dovetail_inductor.graph_passes.constant_weights import PreparedGraph, prepare_weights
 from dovetail_inductor.lowering.values import UnsupportedGraph
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import (
@@ -11,6 +10,7 @@ from dovetail_inductor.pipeline import (
     compile_to_callable,
     find_error,
 )
+from dovetail_inductor.products.device_tuner import DeviceTuner
 
 __version__ = "0.1.0"
 

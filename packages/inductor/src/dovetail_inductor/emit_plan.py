@@ -29,7 +29,6 @@ from dovetail_inductor.kernel_names import label_of
 from dovetail_inductor.loop_ir.loops import PART, Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, size_expr
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.rebase import rebase, rebase_combined
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
     FusedKernel,
@@ -38,6 +37,7 @@ from dovetail_inductor.scheduler.kernels import (
     kernels_of,
 )
 from dovetail_inductor.scheduler.memory import MemoryPlan
+from dovetail_inductor.scheduler.rebase import rebase, rebase_combined
 from dovetail_inductor.scheduler.twins import in_place
 from dovetail_inductor.targets.cpu.shape import host_simd_bytes
 from dovetail_inductor.targets.target import Emitted, Target

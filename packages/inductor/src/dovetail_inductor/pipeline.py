@@ -11,20 +11,21 @@ from dovetail_prims.node_facts import OVERWRITTEN, OWNED
 from dovetail_runtime import CompiledArtifact, CppKernel, Plan, load
 from torch.fx import GraphModule
 
-from dovetail_inductor.autotune.attention import choose_attention
-from dovetail_inductor.autotune.choose import Tuner, choose_products
-from dovetail_inductor.complex_parts import complex_parts
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.fx_nodes import line_of
+from dovetail_inductor.graph_passes.complex_parts import complex_parts
+from dovetail_inductor.graph_passes.read_parts import read_parts
+from dovetail_inductor.graph_passes.scatter_sums import scatter_sums
 from dovetail_inductor.knobs import VERIFY_LOOPS
 from dovetail_inductor.loop_ir.loops import GraphFacts, LoopGraph, LoopNest
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.read_parts import read_parts
-from dovetail_inductor.scatter_sums import scatter_sums
+from dovetail_inductor.products.choose_attention import choose_attention
+from dovetail_inductor.products.choose_products import Tuner, choose_products
+from dovetail_inductor.products.few_rows import multiply_few_rows
+from dovetail_inductor.products.unpadded import write_unpadded
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
-from dovetail_inductor.scheduler.few_rows import multiply_few_rows
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.in_place import write_in_place
 from dovetail_inductor.scheduler.kernels import KernelGraph
@@ -33,7 +34,6 @@ from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.scheduler.split_reductions import split_reductions
-from dovetail_inductor.scheduler.unpadded import write_unpadded
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
 from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
 from dovetail_inductor.verify import LoopError, verify

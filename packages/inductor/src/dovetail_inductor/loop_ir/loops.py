@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from dovetail_runtime.plan import Assert, Plan, SizeExpr
 
-from dovetail_inductor.loop_ir.attention import AttentionLoops
+from dovetail_inductor.loop_ir.attention_loops import AttentionLoops
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
 from dovetail_inductor.loop_ir.index import Index, Var

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dovetail_inductor.loop_ir.attention import ScoreBody
+from dovetail_inductor.loop_ir.attention_loops import ScoreBody
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel
 from dovetail_inductor.targets.cuda.attention_text import LOG2_E, AttentionText

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles, ScoreBody
+from dovetail_inductor.loop_ir.attention_loops import AttentionLoops, AttentionTiles, ScoreBody
 from dovetail_inductor.loop_ir.bounds import Bound
 from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret

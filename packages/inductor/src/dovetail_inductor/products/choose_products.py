@@ -8,17 +8,17 @@ from typing import Protocol
 
 from dovetail_runtime.plan import Plan
 
-from dovetail_inductor.autotune.candidates import candidates
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.scheduler.dual_products import ANY_TILES, DualProduct, find_duals
-from dovetail_inductor.scheduler.find_products import find_products, is_ours_to_compute, with_forms
+from dovetail_inductor.products.candidates import candidates
+from dovetail_inductor.products.dual_products import ANY_TILES, DualProduct, find_duals
+from dovetail_inductor.products.find_products import find_products, is_ours_to_compute, with_forms
+from dovetail_inductor.products.product_groups import ProductGroup, find_groups
+from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
-from dovetail_inductor.scheduler.product_groups import ProductGroup, find_groups
-from dovetail_inductor.scheduler.products import Form, Product
 from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_inductor.targets.cuda.kernel import emit_kernel
 from dovetail_inductor.targets.cuda.product import emit_product

@@ -19,7 +19,7 @@ from dovetail_runtime.plan import Plan
 from dovetail_runtime.triton_build import TritonCompileError, triton_version
 from torch import Tensor
 
-from dovetail_inductor.autotune.choose import Choice, Problem
+from dovetail_inductor.products.choose_products import Choice, Problem
 
 # One replay of a recorded graph: so many milliseconds of work, in so many calls.
 REPLAY_MS = 2.0

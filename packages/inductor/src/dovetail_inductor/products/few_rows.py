@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
-from dovetail_inductor.scheduler.dual_products import DualProduct, find_duals
-from dovetail_inductor.scheduler.find_products import find_products, is_ours_to_compute, with_forms
+from dovetail_inductor.products.dual_products import DualProduct, find_duals
+from dovetail_inductor.products.find_products import find_products, is_ours_to_compute, with_forms
+from dovetail_inductor.products.product_groups import ProductGroup, find_groups
+from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductTiles
-from dovetail_inductor.scheduler.product_groups import ProductGroup, find_groups
-from dovetail_inductor.scheduler.products import Form, Product
 
 MOST_ROWS = 32
 # So many numbers lie side by side in 16 bytes, which is what a GPU reads at once.

@@ -18,7 +18,7 @@ from dovetail_prims.graph_text import graph_of
 from dovetail_prims.scored_attention import NAMESPACE
 from torch import fx
 
-from dovetail_inductor.loop_ir.attention import (
+from dovetail_inductor.loop_ir.attention_loops import (
     LEAST_SIDE,
     AttentionLoops,
     AttentionTiles,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
-from dovetail_inductor.scheduler.find_products import readers_and_writers
+from dovetail_inductor.products.find_products import readers_and_writers
+from dovetail_inductor.products.products import Form, Product, kernel_at
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
     FusedKernel,
@@ -15,7 +16,6 @@ from dovetail_inductor.scheduler.kernels import (
     ProductTiles,
     Step,
 )
-from dovetail_inductor.scheduler.products import Form, Product, kernel_at
 
 # Products of other widths share a launch if so wide a tile divides them, in one column of tiles.
 WIDEST, SHORT = 256, 128

@@ -8,12 +8,12 @@ from functools import partial
 
 from dovetail_runtime.plan import Plan
 
-from dovetail_inductor.autotune.choose import Choice, Problem, Tuner, fastest, plan_of
-from dovetail_inductor.loop_ir.attention import AttentionLoops, AttentionTiles
+from dovetail_inductor.loop_ir.attention_loops import AttentionLoops, AttentionTiles
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.products.choose_products import Choice, Problem, Tuner, fastest, plan_of
+from dovetail_inductor.products.products import Form
 from dovetail_inductor.scheduler.kernels import KernelGraph
-from dovetail_inductor.scheduler.products import Form
 from dovetail_inductor.targets.cuda.attention_kernels import emit_attention
 
 SHARED_BYTES = 227 * 1024  # of a multiprocessor of an H100, for one program

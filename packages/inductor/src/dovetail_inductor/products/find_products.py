@@ -10,6 +10,7 @@ import torch
 from dovetail_inductor.loop_ir.loops import ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.ops import ROUNDING
 from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
     KernelGraph,
@@ -18,7 +19,6 @@ from dovetail_inductor.scheduler.kernels import (
     scatters,
 )
 from dovetail_inductor.scheduler.live_bytes import writes_of
-from dovetail_inductor.scheduler.products import Form, Product
 from dovetail_inductor.targets.target import Target
 
 # The operands of a product come last; one before them is added to it.

@@ -15,14 +15,14 @@ from dovetail_inductor.loop_ir.expr import Expr, Load, rename
 from dovetail_inductor.loop_ir.index import Index, variable
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
-from dovetail_inductor.scheduler.find_products import readers_and_writers
+from dovetail_inductor.products.find_products import readers_and_writers
+from dovetail_inductor.products.products import Form, Product, joined
 from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
     KernelGraph,
     ProductKernel,
     ProductTiles,
 )
-from dovetail_inductor.scheduler.products import Form, Product, joined
 
 ANY_TILES = ProductTiles(16, 16, 16, 4, 1)
 # The halves of a product begin where vectors of so many numbers do.

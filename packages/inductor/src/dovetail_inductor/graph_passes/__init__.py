@@ -1,0 +1,1 @@
+"""Rewrites of functional FX graphs before lowering: wired in `pipeline.py` alone."""
