@@ -49,7 +49,7 @@ def save_boundary(value: object, path: Path | str) -> None:
     """
     written = io.BytesIO()
     try:
-        _Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump((torch.__version__, value))
+        _Pickler(written).dump((torch.__version__, value))
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise BoundaryFileError(f"{type(value).__name__} cannot be written: {error}") from error
     Path(path).write_bytes(MAGIC + written.getvalue())
@@ -103,12 +103,14 @@ _NAMED = {name: each for each, name in _TYPES.items()}
 
 
 class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        modules = list(sys.modules.items())
+        self._namespaces = {id(vars(m)): name for name, m in modules if isinstance(m, ModuleType)}
+
     def persistent_id(self, value: Any) -> str | None:
         """The namespace of a module is referred to by the module's name."""
-        if type(value) is not dict or not isinstance(name := value.get("__name__"), str):
-            return None
-        module = sys.modules.get(name)
-        return name if module is not None and vars(module) is value else None
+        return self._namespaces.get(id(value)) if type(value) is dict else None
 
     def reducer_override(self, value: Any) -> Any:
         """How to write what pickle has no way for: a function and its arguments."""
