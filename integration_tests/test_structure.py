@@ -14,10 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.size import EXTENSIONS
+
 ROOT = Path(__file__).parent.parent
 
 # Of each package that is held to it: the most floors that its rooms may have.
 MOST_FLOORS = {"autograd_aot": 7}
+
+# Packages whose core imports none of its extensions, and the file that loads these.
+LOADS_EXTENSIONS = {"capture": "__init__.py"}
 
 Rooms = Mapping[str, frozenset[str]]  # of each room, the rooms that it imports
 
@@ -77,6 +82,20 @@ def test_imports_between_rooms_run_down(package: str) -> None:
     except CycleError as error:
         pytest.fail(f"imports run in a circle: {' -> '.join(reversed(error.args[1]))}")
     assert len(storeys) <= MOST_FLOORS[package], storeys
+
+
+@pytest.mark.parametrize("package", LOADS_EXTENSIONS)
+def test_the_core_imports_no_extension(package: str) -> None:
+    top = ROOT / "packages" / package / "src" / f"dovetail_{package}"
+    extensions = [top / part for part in EXTENSIONS[top.name]]
+
+    def is_extension(path: Path) -> bool:
+        return any(path.is_relative_to(part) for part in extensions)
+
+    for path in sorted(top.rglob("*.py")):
+        if not is_extension(path) and path != top / LOADS_EXTENSIONS[package]:
+            found = [other for other in imported_paths(path, top) if is_extension(other)]
+            assert not found, f"{path.relative_to(top)} imports {found}"
 
 
 @pytest.mark.parametrize("package", MOST_FLOORS)

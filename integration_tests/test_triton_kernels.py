@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from dovetail_capture.triton_writes import written_parameters
+from dovetail_capture.extensions.triton.triton_writes import written_parameters
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 

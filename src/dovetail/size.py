@@ -1,6 +1,7 @@
 """`python -m dovetail.size`: how big each package is, and what importing it costs.
 
-Lines are all lines of the installed sources, Python and native; tests are not counted.
+Lines are all lines of the installed sources, Python and native; tests are not counted. What lies
+in `EXTENSIONS` is not core.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ PACKAGES = (
     "dovetail_inductor",
     "dovetail",
 )
+# Folders and files of packages that are not core, and could be packages of their own.
+EXTENSIONS = {
+    "dovetail_capture": ("extensions",),
+    "dovetail_autograd_aot": ("compiled_backward", "patterns", "subclasses"),
+    "dovetail_inductor": ("autotune", "complex_parts.py"),
+}
 NATIVE = (".c", ".cpp", ".h")
 KNOB = re.compile(r"DOVETAIL_[A-Z_]+")
 
@@ -37,6 +44,7 @@ class PackageSize:
     files: int
     python_lines: int
     native_lines: int
+    extension_lines: int  # of both, in `EXTENSIONS`
     largest_file: tuple[int, str]
     largest_function: tuple[int, str]
     knobs: tuple[str, ...]
@@ -48,6 +56,10 @@ def _sources(folder: Path) -> list[Path]:
     inside = [p for p in folder.rglob("*") if p.suffix in (".py", *NATIVE)]
     beside = folder.parent.parent / "csrc"
     return sorted(inside) + sorted(p for p in beside.glob("*") if p.suffix in NATIVE)
+
+
+def _is_extension(name: str, folder: Path, path: Path) -> bool:
+    return any(path.is_relative_to(folder / part) for part in EXTENSIONS.get(name, ()))
 
 
 def _functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -102,6 +114,7 @@ def measure(name: str, import_ms: float) -> PackageSize:
         files=len(lines),
         python_lines=sum(n for p, n in lines.items() if p.suffix == ".py"),
         native_lines=sum(n for p, n in lines.items() if p.suffix != ".py"),
+        extension_lines=sum(n for p, n in lines.items() if _is_extension(name, folder, p)),
         largest_file=max((n, p.name) for p, n in lines.items()),
         largest_function=max(functions),
         knobs=tuple(sorted(knobs)),
@@ -111,15 +124,19 @@ def measure(name: str, import_ms: float) -> PackageSize:
 
 def as_text(sizes: list[PackageSize]) -> str:
     """The report as a table, the settings below it."""
-    lines = [f"{'package':<22}{'files':>6}{'python':>8}{'native':>8}{'import':>9}  largest"]
+    lines = [
+        f"{'package':<22}{'files':>6}{'python':>8}{'native':>8}{'core':>8}{'import':>9}  largest"
+    ]
     for s in sizes:
         lines.append(
-            f"{s.name:<22}{s.files:>6}{s.python_lines:>8}{s.native_lines:>8}{s.import_ms:>6.0f} ms"
+            f"{s.name:<22}{s.files:>6}{s.python_lines:>8}{s.native_lines:>8}"
+            f"{s.python_lines + s.native_lines - s.extension_lines:>8}{s.import_ms:>6.0f} ms"
             f"  {s.largest_file[1]} {s.largest_file[0]}"
             f", {s.largest_function[1]} {s.largest_function[0]}"
         )
     python, native = sum(s.python_lines for s in sizes), sum(s.native_lines for s in sizes)
-    lines.append(f"{'all':<22}{sum(s.files for s in sizes):>6}{python:>8}{native:>8}")
+    core = python + native - sum(s.extension_lines for s in sizes)
+    lines.append(f"{'all':<22}{sum(s.files for s in sizes):>6}{python:>8}{native:>8}{core:>8}")
     knobs = sorted({k for s in sizes for k in s.knobs})
     lines.append(f"{len(knobs)} settings: {', '.join(knobs)}")
     return "\n".join(lines)

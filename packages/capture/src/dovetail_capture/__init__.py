@@ -35,7 +35,10 @@ from dovetail_capture.errors import (
     RecompileLimitError,
 )
 from dovetail_capture.export import ExportedGraph
+from dovetail_capture.extensions.installed import EXTENSIONS
+from dovetail_capture.extensions.numpy.numpy_wrapping import wrap_numpy
 from dovetail_capture.guard_filter import GuardFilterEntry
+from dovetail_capture.interpreter.library.function_table import install
 from dovetail_capture.marks import (
     allow_in_graph,
     assume_constant_result,
@@ -44,11 +47,11 @@ from dovetail_capture.marks import (
     nonstrict_trace,
     substitute_in_graph,
 )
-from dovetail_capture.numpy_wrapping import wrap_numpy
 from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.stance import dont_skip_tracing, error_on_graph_break, run, set_stance
 
+install(EXTENSIONS)
 __version__ = "0.1.0"
 
 __all__ = [

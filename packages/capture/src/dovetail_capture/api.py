@@ -23,7 +23,7 @@ from dovetail_capture.context import CaptureContext
 from dovetail_capture.errors import CaptureError, place_of
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.guard_filter import GuardFilter
-from dovetail_capture.interpreter.library.transforms import CODE_HANDLERS as TRANSFORMED
+from dovetail_capture.interpreter.library.function_table import WITHOUT_FRAME
 from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
 from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule, call_through
@@ -267,7 +267,7 @@ def _has_frame_of_its_own(target: Any) -> bool:
     code = code_of(target)
     if code is None or code.co_filename == functools.__file__:  # (`singledispatch` makes such)
         return False
-    return code not in TRANSFORMED
+    return code not in WITHOUT_FRAME
 
 
 def _called(target: Callable[..., Any]) -> FunctionType:

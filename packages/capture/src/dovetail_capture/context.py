@@ -55,6 +55,8 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.failures import error_of_program, failure_of, note_failure
 from dovetail_capture.guard_filter import GuardFilter, keep_guards
+from dovetail_capture.interpreter.library.function_table import substitute_of
+from dovetail_capture.interpreter.library.handler_types import Substitute
 from dovetail_capture.knobs import FULL_TRACEBACKS
 from dovetail_capture.leaving import replay_of
 from dovetail_capture.marks import is_disabled, without_others_marks
@@ -76,7 +78,6 @@ from dovetail_capture.skip import (
     runs_with_capture_off,
 )
 from dovetail_capture.stance import breaks_are_errors, current_stance, forced_backend
-from dovetail_capture.stepping.table import Stepping, stepping_of
 from dovetail_capture.surroundings import (
     observer,
     place_of_caller,
@@ -294,11 +295,11 @@ class CaptureContext(_frame_hook.Context):
             raise CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
         if getattr(func, "_torchdynamo_disable", False):
             return _frame_hook.OFF
-        stepping = stepping_of(code)
-        if stepping is not None:
-            self._tell_of_step(code, stepping)
+        substitute = substitute_of(code)
+        if substitute is not None:
+            self._tell_of_step(code, substitute)
             guard = self._compile_guards(GuardSet(()), code)
-            return self.hook.add(code, guard, stepping.code)
+            return self.hook.add(code, guard, substitute.code)
         skipped = is_skipped(code) or is_generated_for_skipped(code, func)
         if skipped and not self.is_root(code):
             if not self._continuations.is_continuation(code):
@@ -353,12 +354,14 @@ class CaptureContext(_frame_hook.Context):
                 told.add(why)
                 self.log.add("plain", self._continuations.root_code(code), why)
 
-    def _tell_of_step(self, code: CodeType, stepping: Stepping) -> None:
+    def _tell_of_step(self, code: CodeType, substitute: Substitute) -> None:
         """Log that a step runs in parts, unless the frame that called it was captured and broke."""
-        if all(told.reason != stepping.reason for told in self.log.breaks):
+        if all(told.reason != substitute.reason for told in self.log.breaks):
             file, line = code.co_filename, code.co_firstlineno
             text = linecache.getline(file, line)
-            self.log.add_break(code, GraphBreak(stepping.reason, file, line, text, stepping.hint))
+            self.log.add_break(
+                code, GraphBreak(substitute.reason, file, line, text, substitute.hint)
+            )
 
     def _is_first_call(self, code: CodeType, args: tuple[Any, ...]) -> bool:
         """Under "eager_then_compile": a call that only tells which sizes there are."""

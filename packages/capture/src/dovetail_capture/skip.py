@@ -35,7 +35,7 @@ _OTHER_COMPILER = os.path.join(os.path.dirname(torch.__file__), "_dynamo") + os.
 _MODULES = os.path.join(os.path.dirname(torch.__file__), "nn", "modules") + os.sep
 _CAPTURED = (
     *(f"{_MODULES}{name}.py" for name in ("container", "transformer")),
-    os.path.join(os.path.dirname(__file__), "stepping", "parts.py"),  # (of what Python drives)
+    os.path.join(os.path.dirname(__file__), "extensions", "optimizers", "step_parts.py"),
 )
 
 

@@ -23,7 +23,7 @@ from dovetail_capture.interpreter import wrap as wrapping
 from dovetail_capture.interpreter.frame import Frame
 from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.handlers import handles
-from dovetail_capture.interpreter.library import table as library
+from dovetail_capture.interpreter.library import function_table as library
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
@@ -52,7 +52,6 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import (
     CellValue,
     GeneratorValue,
-    TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -69,13 +68,13 @@ class BytecodeInterpreter(Interpreter):
     handlers = library.HANDLERS
     code_handlers = library.CODE_HANDLERS
     named_handlers = library.NAMED_HANDLERS
-    arrays = library.numpy_functions
     new_handlers = library.NEW_HANDLERS
     pure_classes = library.PURE_CLASSES
 
     def __init__(self, session: Session, options: CaptureOptions, debug: bool = False) -> None:
         self.session = session
         self.options = options
+        self.arrays = library.arrays()
         # An interpreted call takes several of the interpreter's own.
         self.debug = debug
         self.frames: list[Frame] = []
@@ -295,11 +294,6 @@ class BytecodeInterpreter(Interpreter):
         if not asks or not library.is_operation(fn):
             return None
         return library.through_modes(self, fn, args, kwargs)
-
-    def call_transformed(
-        self, fn: TransformValue, args: list[Value], kwargs: dict[str, Value]
-    ) -> Value:
-        return library.call_transformed(self, fn, args, kwargs)
 
     def tensor_property(self, obj: TensorValue, name: str) -> Value:
         if self.session.modes.function_modes or self.session.modes.own_functions:

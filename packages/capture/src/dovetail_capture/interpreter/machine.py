@@ -10,7 +10,7 @@ from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.checks import TruthOf
-from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue, TransformValue
+from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -19,20 +19,20 @@ from dovetail_capture.options import CaptureOptions
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.bytecode import DecodedCode
     from dovetail_capture.interpreter.frame import Frame
-    from dovetail_capture.interpreter.library.handlers import Handler
+    from dovetail_capture.interpreter.library.handler_types import Handler
 
 
 class Interpreter(Protocol):
     """One capture attempt's machine. Functions of `protocols/`, `library/` and `opcodes/` take it
     as their first argument; `bytecode_interpreter` joins them."""
 
-    # The models of C functions and classes (`library.table`).
+    # The models of C functions and classes (`library.function_table`).
     handlers: Mapping[Any, Handler]
     code_handlers: Mapping[CodeType, Callable[..., Value | None]]  # (vm, function, args, kwargs)
     named_handlers: Mapping[tuple[str, str], Handler]
     new_handlers: Mapping[Any, Callable[..., Value]]  # (vm, class, args, kwargs)
     pure_classes: frozenset[type]
-    arrays: Any  # `library.numpy_functions`: what operators on NumPy arrays do
+    arrays: Any  # what operators, subscripts and attributes of NumPy arrays do
 
     session: Session
     options: CaptureOptions
@@ -184,11 +184,6 @@ class Interpreter(Protocol):
     def answer_of_modes(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Any:
         """What the program's function modes make of an operation that has a handler; None if
         there are none, or none does anything."""
-
-    def call_transformed(
-        self, fn: TransformValue, args: list[Value], kwargs: dict[str, Value]
-    ) -> Value:
-        """Call what `torch.vmap` or another transform gave."""
 
     def tensor_property(self, obj: TensorValue, name: str) -> Value:
         """A C attribute of a tensor: metadata is folded, tensors are recorded."""

@@ -28,8 +28,8 @@ from torch.fx import Graph, Node
 
 from dovetail_capture.captured_frame import ValueChecks
 from dovetail_capture.interpreter import handlers
-from dovetail_capture.interpreter.library.checks import truth_number
-from dovetail_capture.interpreter.library.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.truth_checks import truth_number
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue

@@ -30,7 +30,7 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.marks import reason_of, substitute_of
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.library.handlers import Handler
+    from dovetail_capture.interpreter.library.handler_types import Handler
     from dovetail_capture.interpreter.machine import Interpreter
 
 _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function behind a script
@@ -93,7 +93,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
             vm, object_attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
         )
     if type(fn) is TransformValue:
-        return vm.call_transformed(fn, args, kwargs)
+        return fn.called(vm, fn, args, kwargs)
     raise GraphBreakSignal(f"a call of {fn.describe()}")
 
 

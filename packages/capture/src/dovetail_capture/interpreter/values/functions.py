@@ -191,17 +191,24 @@ class TracebackValue(Value):
 
 
 class TransformValue(Value):
-    """`transform(function, **options)`: `torch.vmap` and its like, applied to a function.
+    """`transform(function, **options)`: `torch.vmap` and its like, applied to a function, and what
+    a call of it does.
 
     `inner`: the function was captured already, with its arguments; what is called is given further
     ones (what `torch.func.vjp` returns). `born` is the step of the top frame that made it.
     """
 
-    __slots__ = ("born", "function", "inner", "options", "transform")
+    __slots__ = ("born", "called", "function", "inner", "options", "transform")
 
     def __init__(
-        self, transform: Any, function: Value, options: dict[str, Any], inner: Any = None
+        self,
+        called: Callable[..., Value],  # (vm, the value itself, args, kwargs)
+        transform: Any,
+        function: Value,
+        options: dict[str, Any],
+        inner: Any = None,
     ) -> None:
+        self.called = called
         self.transform = transform
         self.function = function
         self.options = options

@@ -1,0 +1,1 @@
+"""`torch.cond`, `while_loop`, `scan` and their like: nodes that call captured functions."""

@@ -1,0 +1,1 @@
+"""NumPy arrays and functions as torch code."""

@@ -1,0 +1,144 @@
+"""Between tensors and NumPy's arrays, and between arrays of several dtypes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail_capture.extensions.numpy import numpy_on_tensors as twins
+from dovetail_capture.extensions.numpy.numpy_arrays import (
+    HINT,
+    as_array,
+    ask,
+    holds_tensor,
+    numpy_dtype,
+    torch_dtype,
+)
+from dovetail_capture.interpreter.library.handler_types import PASS, Args, Kwargs
+from dovetail_capture.interpreter.library.torch_functions.tensor_creation import (
+    inlined,
+    with_dtype_of_scalars,
+)
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+try:
+    import numpy as np
+except ImportError:  # torch works without it, and so do we
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def converted(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Value:
+    """`np.array(x)` and `np.asarray(x)` of an array or a tensor."""
+    if len(args) > 1 or not kwargs.keys() <= {"dtype", "copy", "ndmin"}:
+        raise GraphBreakSignal(f"`{fn.__name__}` with further arguments", HINT)
+    array = args[0] if isinstance(args[0], ArrayValue) else tensor_numpy(vm, args, {})
+    assert isinstance(array, ArrayValue)
+    like = ask(vm, fn, [array], kwargs)
+    copies = vm.as_python(kwargs["copy"]) if "copy" in kwargs else fn is np.array
+    tensor: Value = array.tensor
+    dtype = torch_dtype(like.dtype)
+    if array.tensor.fake.dtype != dtype:
+        tensor = vm.record("call_method", "to", [tensor, Constant(dtype)], {})
+    elif copies or array.is_scalar:
+        tensor = vm.record("call_method", "clone", [tensor], {})
+    elif tuple(array.tensor.sizes) == like.shape:
+        return array
+    if tuple(array.tensor.sizes) != like.shape:
+        tensor = vm.call(vm.get_attr(tensor, "view"), [vm.constant(like.shape)], {})
+    return as_array(vm, fn.__name__, tensor, like)
+
+
+def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`tensor.numpy()`: the same memory, seen as an array."""
+    tensor = args[0]
+    assert isinstance(tensor, TensorValue)
+    force = args[1] if len(args) > 1 else kwargs.get("force")
+    if isinstance(force, Constant) and len(args) + len(kwargs) == 2:
+        if force.value:
+            found = inlined(vm, twins.forced, [tensor], {})
+            return tensor_numpy(vm, [found], {})
+        return tensor_numpy(vm, [tensor], {})
+    fake = tensor.fake
+    if (
+        fake.requires_grad
+        or fake.device.type != "cpu"
+        or fake.is_conj()
+        or len(args) + len(kwargs) > 1
+    ):
+        raise GraphBreakSignal("`numpy()` of a tensor that has no array", "detach it first")
+    numpy_dtype(fake.dtype)
+    return ArrayValue(tensor, np.ndarray)
+
+
+def wrapped_array(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """A tensor that `wrap_numpy` passes as an array: one with gradients, or on a GPU, too."""
+    tensor = args[0]
+    if not isinstance(tensor, TensorValue) or tensor.fake.is_conj():
+        return PASS
+    numpy_dtype(tensor.fake.dtype)
+    return ArrayValue(tensor, np.ndarray)
+
+
+def over_memory(vm: Interpreter, value: Value) -> Value:
+    """The value with arrays over their memory in place of tensors."""
+    if isinstance(value, TensorValue):
+        return tensor_numpy(vm, [value], {})
+    if holds_tensor(vm, value):
+        assert isinstance(value, (TupleValue, ListValue))
+        return type(value)([over_memory(vm, item) for item in vm.iterate(value)])
+    return value
+
+
+def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`torch.from_numpy(array)`, `torch.as_tensor(array)`: the same memory."""
+    if not args or not isinstance(args[0], ArrayValue):
+        named = with_dtype_of_scalars(vm, args[0], kwargs) if args else kwargs
+        if named is kwargs:
+            return PASS
+        return vm.record("call_function", torch.as_tensor, args, named)
+    if len(args) > 1 or args[0].is_scalar or not set(kwargs) <= {"dtype"}:
+        raise GraphBreakSignal("a conversion of a numpy array with further arguments", HINT)
+    if kwargs:
+        return vm.call(vm.get_attr(args[0].tensor, "to"), [], kwargs)
+    return args[0].tensor
+
+
+def tolist(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`array.tolist()`."""
+    if not isinstance(args[0], ArrayValue) or args[0].tensor.fake.dtype is torch.bool:
+        return PASS
+    return vm.call(vm.get_attr(args[0].tensor, "tolist"), [], {})
+
+
+def item(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`array.item()` of one element."""
+    array = args[0]
+    if not isinstance(array, ArrayValue) or len(args) > 1 or kwargs:
+        return PASS
+    return vm.call(vm.get_attr(array.tensor, "item"), [], {})
+
+
+def astype(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`array.astype(dtype)`."""
+    array = args[0]
+    if not isinstance(array, ArrayValue):  # of a subclass
+        return PASS
+    like = ask(vm, lambda a, *rest, **named: a.astype(*rest, **named), args, kwargs)
+    dtype = Constant(torch_dtype(like.dtype))
+    if _is_uncopied(vm, kwargs) and array.tensor.fake.dtype is dtype.value:
+        return array
+    tensor = vm.record("call_method", "to", [array.tensor, dtype], {"copy": Constant(True)})
+    return as_array(vm, "astype", tensor, like)
+
+
+def _is_uncopied(vm: Interpreter, kwargs: Kwargs) -> bool:
+    copy = kwargs.get("copy")
+    return copy is not None and not vm.as_python(copy)

@@ -1,0 +1,509 @@
+"""NumPy arrays and functions as torch code.
+
+An array is a tensor of the graph (`ArrayValue`). A mapped function runs as its twin in
+`numpy_on_tensors`; what dtype, shape and kind its result has is asked of NumPy itself (see
+`numpy_arrays`). Nothing here needs NumPy to be installed: without it the tables are empty.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from dovetail_prims.ops.catalog import POINTWISE
+from torch.fx import Node
+
+from dovetail_capture.extensions.numpy import numpy_on_tensors as twins
+from dovetail_capture.extensions.numpy.numpy_arrays import (
+    HINT,
+    as_array,
+    as_tensors,
+    ask,
+    holds_array,
+    holds_tensor,
+    known,
+    sample,
+    torch_dtype,
+)
+from dovetail_capture.extensions.numpy.numpy_conversions import (
+    astype,
+    converted,
+    item,
+    over_memory,
+    tensor_numpy,
+    tensor_of,
+    tolist,
+    wrapped_array,
+)
+from dovetail_capture.extensions.numpy.numpy_copies import (
+    COPIED,
+    note_copy,
+    reversed_first,
+)
+from dovetail_capture.extensions.numpy.numpy_names import (
+    FUNCTIONS,
+    METHODS,
+    OF_SEQUENCES,
+    OF_SEVERAL,
+    OF_TWO,
+    OPERATORS,
+    UFUNCS,
+)
+from dovetail_capture.extensions.numpy.numpy_wrapping import array_of
+from dovetail_capture.interpreter import numpy_errors
+from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.functions import IteratorValue
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+try:
+    import numpy as np
+except ImportError:  # torch works without it, and so do we
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.machine import Interpreter
+
+
+def _number_as_tensor(vm: Interpreter, value: Value, dtype: torch.dtype) -> Value:
+    if not isinstance(value, Constant) or not isinstance(value.value, (bool, int, float)):
+        return value
+    full = [TupleValue([]), value]
+    return vm.record("call_function", torch.full, full, {"dtype": Constant(dtype)})
+
+
+def mapped(
+    fn: Any,
+    twin: Callable[..., Any],
+    computes_in_result: bool = True,
+    needs_tensors: bool = False,
+) -> Handler:
+    """A NumPy function that runs as `twin` on tensors, which it may also be called with: whether
+    that gives tensors or arrays, NumPy tells. `computes_in_result`: its arguments are
+    first brought to the dtype of the result, as NumPy's loops do; truth values tell nothing, then
+    it is the arguments' common dtype."""
+    try:
+        takes = inspect.signature(twin)
+    except ValueError:  # a C function of torch: positional only
+        takes = inspect.signature(lambda x1, x2=None: None)
+    name = getattr(fn, "__name__", str(fn))
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        of_tensors = any(holds_tensor(vm, arg) for arg in (*args, *kwargs.values()))
+        if not of_tensors and not any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+            return PASS
+        if numpy_errors.note(vm.session):
+            raise GraphBreakSignal(f"`{name}` where numpy.seterr lets errors be raised", HINT)
+        try:
+            takes.bind(*args, **kwargs)
+        except TypeError as error:
+            raise GraphBreakSignal(f"the numpy function `{name}`: {error}", HINT) from None
+        like = ask(vm, fn, args, kwargs)
+        told = like
+        if of_tensors:
+            args = [over_memory(vm, arg) for arg in args]
+            kwargs = {key: over_memory(vm, arg) for key, arg in kwargs.items()}
+            like = ask(vm, fn, args, kwargs)
+        if computes_in_result and any(_is_complex(vm, arg) for arg in args):
+            raise GraphBreakSignal(f"the numpy function `{name}` of complex numbers", HINT)
+        dtype = None
+        if computes_in_result and isinstance(like, (np.ndarray, np.generic)):
+            computed = like.dtype
+            if computed == np.bool_:
+                numbers = [known(vm, arg) for arg in args]
+                numbers = [
+                    n for n in numbers if isinstance(n, (np.ndarray, np.generic, int, float))
+                ]
+                if not numbers:
+                    raise GraphBreakSignal(f"the numpy function `{name}` in this form", HINT)
+                computed = np.result_type(*numbers)
+            dtype = torch_dtype(computed)
+            if computed.kind in "iu":
+                _check_whole_numbers(name, args, np.iinfo(computed))
+        tensors = [as_tensors(vm, arg, dtype) for arg in args]
+        if tensors and (needs_tensors or isinstance(tensors[0], Constant)) and dtype is not None:
+            tensors = [_number_as_tensor(vm, arg, dtype) for arg in tensors]
+        named = {key: as_tensors(vm, arg, dtype) for key, arg in kwargs.items() if key != "dtype"}
+        _try(vm, name, twin, tensors, named)
+        found = as_array(vm, name, vm.call(Constant(twin), tensors, named), like)
+        if name in COPIED:
+            note_copy(vm, args[0] if args else next(iter(kwargs.values())), found)
+        return _as_tensor(vm, name, found, told) if isinstance(told, torch.Tensor) else found
+
+    return handler
+
+
+def _as_tensor(vm: Interpreter, name: str, array: Value, like: torch.Tensor) -> Value:
+    """The tensor that NumPy makes of what it computed of tensors."""
+    if not isinstance(array, ArrayValue) or tuple(array.tensor.sizes) != tuple(like.shape):
+        raise GraphBreakSignal(f"the numpy function `{name}` of tensors", HINT)
+    if array.tensor.fake.dtype == like.dtype:
+        return array.tensor
+    return vm.record("call_method", "to", [array.tensor, Constant(like.dtype)], {})
+
+
+def _check_whole_numbers(name: str, args: Args, limits: Any) -> None:
+    """Refuse what NumPy and torch do differently with some whole numbers: a zero that divides, a
+    negative exponent, a number beyond the dtype that is compared with."""
+    second = args[1].value if len(args) > 1 and isinstance(args[1], Constant) else None
+    least = {"floor_divide": 1, "remainder": 1, "power": 0}.get(name)
+    if least is not None and (second is None or second < least):
+        raise GraphBreakSignal(f"the numpy function `{name}` of any whole numbers", HINT)
+    for arg in args:
+        number = arg.value if isinstance(arg, Constant) else 0
+        if isinstance(number, int) and not limits.min <= number <= limits.max:
+            raise GraphBreakSignal(f"`{name}` of {number} and {limits.dtype} numbers", HINT)
+
+
+def _is_complex(vm: Interpreter, value: Value) -> bool:
+    if isinstance(value, (TupleValue, ListValue)):
+        return any(_is_complex(vm, item) for item in vm.iterate(value))
+    return isinstance(value, ArrayValue) and bool(value.tensor.fake.dtype.is_complex)
+
+
+def _try(vm: Interpreter, name: str, twin: Callable[..., Any], args: Args, named: Kwargs) -> None:
+    """Call the twin on tensors of ones: torch has no kernels for some dtypes, and tells when one
+    is called."""
+
+    def real(value: Value) -> Any:
+        if isinstance(value, TensorValue):
+            return torch.ones(tuple(map(int, value.sizes)), dtype=value.fake.dtype)
+        if isinstance(value, (TupleValue, ListValue)):
+            return value.cls([real(item) for item in vm.iterate(value)])
+        return vm.as_python(value)
+
+    try:
+        twin(*map(real, args), **{key: real(value) for key, value in named.items()})
+    except Exception as error:
+        raise GraphBreakSignal(f"the numpy function `{name}`: {error}", HINT) from None
+
+
+def made(fn: Any) -> Handler:
+    """A function that makes an array of numbers alone: made anew by each call."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], (ArrayValue, TensorValue)) and fn in _CONVERT:
+            return converted(vm, fn, args, kwargs)
+        holds = any(holds_array(vm, arg) for arg in (*args, *kwargs.values()))
+        if any(holds_tensor(vm, arg) for arg in (*args, *kwargs.values())):
+            raise GraphBreakSignal(f"`{fn.__name__}` of numbers that are tensors", HINT)
+        if holds and (fn not in _CONVERT or not set(kwargs) <= {"dtype"}):
+            raise GraphBreakSignal(f"`{fn.__name__}` of numpy arrays", HINT)
+        like = ask(vm, fn, args, kwargs)
+        if holds:
+            wanted = torch_dtype(like.dtype)
+            parts = [as_tensors(vm, args[0], wanted), Constant(wanted)]
+            return as_array(vm, fn.__name__, inlined(vm, stacked, parts, {}), like)
+        if like.size > 4096 and not np.all(like == like.flat[0]):
+            raise GraphBreakSignal(f"a numpy array of {like.size} different numbers", HINT)
+        dtype: dict[str, Value] = {"dtype": Constant(torch_dtype(like.dtype))}
+        if like.size and np.all(like == like.flat[0]):
+            shape = TupleValue([Constant(size) for size in like.shape])
+            fill = Constant(like.flat[0].item())
+            tensor = vm.record("call_function", torch.full, [shape, fill], dtype)
+        elif like.size:
+            tensor = vm.record("call_function", torch.tensor, [vm.constant(like.tolist())], dtype)
+        else:
+            shape = TupleValue([Constant(size) for size in like.shape])
+            tensor = vm.record("call_function", torch.zeros, [shape], dtype)
+        return as_array(vm, fn.__name__, tensor, like)
+
+    return handler
+
+
+def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
+    """An attribute that is no method; None for any other."""
+    if name == "T":
+        return vm.call(Constant(np.transpose), [obj], {})
+    if name == "real" and not obj.tensor.fake.dtype.is_complex:
+        return obj
+    if name in ("real", "imag") and not obj.is_scalar:
+        if obj.tensor.fake.dtype.is_complex:
+            part = vm.record("call_function", getattr(torch, name), [obj.tensor], {})
+            return as_array(vm, name, part, getattr(sample(obj), name))
+        return vm.call(Constant(np.zeros_like), [obj], {})
+    if name in ("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"):
+        found = getattr(sample(obj), name)
+        if name in ("strides", "nbytes") and not obj.tensor.fake.is_contiguous():
+            raise GraphBreakSignal(f"the `{name}` of a numpy array that is not contiguous", HINT)
+        return vm.constant(found)
+    return None
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
+    """`left <symbol> right` where one is an array."""
+    if isinstance(left, TensorValue) or isinstance(right, TensorValue):
+        if inplace:
+            raise GraphBreakSignal(f"`{symbol}=` of a tensor and a numpy array", HINT)
+        return _with_tensor(vm, symbol, left, right)
+    if inplace and isinstance(left, ArrayValue) and not left.is_scalar:
+        _refuse_input(left)
+        total = vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
+        assert isinstance(total, ArrayValue)
+        fakes = left.tensor.fake, total.tensor.fake
+        if fakes[0].dtype != fakes[1].dtype or tuple(fakes[0]._sizes) != tuple(fakes[1]._sizes):
+            raise GraphBreakSignal(f"`{symbol}=` that changes a numpy array's dtype or shape", HINT)
+        vm.record("call_method", "copy_", [left.tensor, total.tensor], {})
+        return left
+    return vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
+
+
+def _with_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """An operator between a tensor and an array, which NumPy computes. Whether that gives a
+    tensor or an array is asked of both libraries."""
+    sides = [
+        tensor_numpy(vm, [side], {}) if isinstance(side, TensorValue) else side
+        for side in (left, right)
+    ]
+    like = ask(vm, OPERATORS[symbol], [left, right], {})
+    found = vm.call(Constant(UFUNC_OF[symbol]), sides, {})
+    if not isinstance(found, ArrayValue):
+        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", HINT)
+    if not isinstance(like, torch.Tensor):
+        return as_array(vm, symbol, found.tensor, like)
+    if like.dtype != found.tensor.fake.dtype or tuple(like.shape) != tuple(found.tensor.sizes):
+        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", HINT)
+    return found.tensor
+
+
+def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
+    """`left <symbol> right` where one is an array."""
+    return binary(vm, symbol, left, right, False)
+
+
+def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
+    """`-a`, `+a`, `~a`."""
+    names = {"-": "negative", "+": "positive", "~": "invert"}
+    return vm.call(Constant(getattr(np, names[symbol])), [operand], {})
+
+
+_VIEWS = frozenset(
+    {"getitem", "permute", "reshape", "squeeze", "unsqueeze", "swapaxes", "moveaxis",
+     "broadcast_to", "real", "imag"}
+)  # fmt: skip
+
+
+def _refuse_input(array: ArrayValue) -> None:
+    """No write to an array that was given, or to a view of one: another array of the caller's may
+    share its memory, and no guard tells."""
+    node = array.tensor.node
+    while getattr(node.target, "__name__", node.target) in _VIEWS and node.args:
+        assert isinstance(node.args[0], Node)
+        node = node.args[0]
+    if array.source is not None or (node.op == "placeholder" and "_as_tensor" in node.name):
+        raise GraphBreakSignal(
+            "a write to a numpy array from outside of the graph", "copy it first"
+        )
+
+
+def _as_index(vm: Interpreter, key: Value) -> Value:
+    """What torch takes for an index: of bytes, it would make a mask."""
+    if isinstance(key, ArrayValue):
+        return as_tensors(vm, key, None if key.tensor.fake.dtype == torch.bool else torch.int64)
+    if isinstance(key, TupleValue):
+        return TupleValue([_as_index(vm, item) for item in vm.iterate(key)])
+    return as_tensors(vm, key, None)
+
+
+def getitem(vm: Interpreter, obj: ArrayValue, key: Value) -> Value:
+    """`array[key]`."""
+    like = ask(vm, lambda a, k: a[k], [obj, key], {})
+    obj, key = reversed_first(vm, obj, key)
+    found = vm.getitem(obj.tensor, _as_index(vm, key))
+    if isinstance(like, np.generic):  # a scalar of its own: the array may be written to
+        found = vm.record("call_method", "clone", [found], {})
+    return as_array(vm, "__getitem__", found, like)
+
+
+def setitem(vm: Interpreter, obj: ArrayValue, key: Value, value: Value) -> None:
+    """`array[key] = value`."""
+    _refuse_input(obj)
+
+    def assign(array: Any, index: Any, item: Any) -> None:
+        array[index] = item
+
+    ask(vm, assign, [obj, key, value], {})
+    dtype = obj.tensor.fake.dtype
+    parts = [obj.tensor, _as_index(vm, key), as_tensors(vm, value, dtype)]
+    vm.call(Constant(_set), parts, {})
+
+
+def _set(tensor: Any, key: Any, value: Any) -> None:
+    tensor[key] = value
+
+
+def iterate(vm: Interpreter, obj: ArrayValue) -> Value:
+    """`iter(array)`."""
+    if obj.is_scalar or not obj.tensor.fake.dim():
+        vm.raise_error(TypeError, "iteration over a 0-d array")
+
+    def rows() -> Iterator[Value]:
+        for index in range(int(obj.tensor.sizes[0])):
+            yield getitem(vm, obj, Constant(index))
+
+    return IteratorValue(rows(), type(iter(np.zeros(1))), True)
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+UFUNC_OF: dict[str, Any] = {}
+HANDLERS: dict[Any, Handler] = {}
+_CONVERT: set[Any] = set()
+
+
+def _where(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`np.where(condition, x, y)`: the condition keeps its dtype."""
+    if not any(holds_array(vm, arg) or holds_tensor(vm, arg) for arg in args):
+        return PASS
+    if len(args) != 3 or kwargs:
+        raise GraphBreakSignal("`where` whose result's shape depends on data", HINT)
+    args = [_array_of(vm, over_memory(vm, arg)) for arg in args]
+    like = ask(vm, np.where, args, kwargs)
+    condition = as_tensors(vm, args[0], torch.bool)
+    parts = [as_tensors(vm, arg, torch_dtype(like.dtype)) for arg in args[1:]]
+    return as_array(vm, "where", vm.call(Constant(torch.where), [condition, *parts], {}), like)
+
+
+def _array_of(vm: Interpreter, value: Value, numbers: bool = False) -> Value:
+    """The array of a tuple or list, and of a number, if asked for."""
+    number = isinstance(value, Constant) and isinstance(value.value, (bool, int, float))
+    if not isinstance(value, (TupleValue, ListValue)) and not (numbers and number):
+        return value
+    if not holds_tensor(vm, value):
+        return HANDLERS[np.asarray](vm, [value], {})
+    like = ask(vm, np.asarray, [value], {})
+    found = _array_of(vm, over_memory(vm, value))
+    return as_array(vm, "asarray", found.tensor if isinstance(found, ArrayValue) else found, like)
+
+
+def _of_arrays(fn: Any, count: int, numbers: bool = False) -> Handler:
+    """A function that first makes arrays of its arguments, of so many; of a `count` of 0, of what
+    its first argument holds. Of `numbers`, too, if these are arrays like others there."""
+    of_arrays = HANDLERS[fn]
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if not any(holds_array(vm, arg) or holds_tensor(vm, arg) for arg in args):
+            return of_arrays(vm, args, kwargs)
+        if count:
+            given = [_array_of(vm, arg, numbers) for arg in args[:count]]
+            return of_arrays(vm, [*given, *args[count:]], kwargs)
+        if isinstance(args[0], (TupleValue, ListValue)):
+            parts = TupleValue([_array_of(vm, item, numbers) for item in vm.iterate(args[0])])
+            args = [parts, *args[1:]]
+        return of_arrays(vm, args, kwargs)
+
+    return handler
+
+
+def _like(fn: Any) -> Handler:
+    """`np.ones_like` and its kind, which take a tensor for the array over its memory."""
+    of_arrays = HANDLERS[fn]
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if args and isinstance(args[0], TensorValue):
+            args = [over_memory(vm, args[0]), *args[1:]]
+        return of_arrays(vm, args, kwargs)
+
+    return handler
+
+
+def _part(fn: Any) -> Handler:
+    """`np.real(a)`, `np.imag(a)`: the attribute."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        found = None
+        if len(args) == 1 and not kwargs and isinstance(args[0], ArrayValue):
+            found = array_attr(vm, args[0], fn.__name__)
+        return PASS if found is None else found
+
+    return handler
+
+
+def _about_shapes(fn: Any) -> Handler:
+    """A question that the dtype or the shape of an array answers."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if not any(isinstance(arg, ArrayValue) for arg in (*args, *kwargs.values())):
+            return PASS
+        return vm.constant(ask(vm, fn, args, kwargs))
+
+    return handler
+
+
+def _about_dtypes(fn: Any) -> Handler:
+    """A question about dtypes: run at capture."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        if any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
+            return PASS
+        return vm.fold(fn, args, kwargs)
+
+    return handler
+
+
+def _fill_tables() -> None:
+    for card in POINTWISE:
+        if card.numpy:
+            ufunc, own = getattr(np, card.numpy), getattr(torch, card.name)
+            needs = card.arity == 2 and len(card.forms) == 1  # (no overload for a number)
+            HANDLERS[ufunc] = mapped(ufunc, own, needs_tensors=needs)
+    HANDLERS[np.matmul] = mapped(np.matmul, torch.matmul)
+    HANDLERS[np.sign] = mapped(np.sign, twins.sign)
+    HANDLERS[np.remainder] = mapped(np.remainder, twins.remainder)
+    HANDLERS[np.rint] = mapped(np.rint, torch.round)
+    for symbol, name in (("&", "and"), ("|", "or"), ("^", "xor")):
+        ufunc = getattr(np, UFUNCS[symbol])
+        HANDLERS[ufunc] = mapped(ufunc, getattr(torch, f"bitwise_{name}"))
+    HANDLERS[np.invert] = mapped(np.invert, torch.bitwise_not)
+    UFUNC_OF.update({symbol: getattr(np, name) for symbol, name in UFUNCS.items()})
+    for ufunc in [fn for fn in HANDLERS if isinstance(fn, np.ufunc)]:
+        HANDLERS[ufunc] = _of_arrays(ufunc, ufunc.nin)
+    for name, (twin, computes) in FUNCTIONS.items():
+        fn = getattr(np, name)
+        HANDLERS[fn] = mapped(fn, twin, computes)
+        if name not in OF_SEQUENCES and name not in OF_SEVERAL:
+            HANDLERS[fn] = _of_arrays(fn, 2 if name in OF_TWO else 1)
+    likes: tuple[Any, ...] = (np.zeros_like, np.ones_like, np.full_like, np.empty_like)
+    for like in likes:
+        HANDLERS[like] = _like(like)
+    HANDLERS[np.interp] = mapped(np.interp, twins.interp)
+    HANDLERS[np.interp] = _of_arrays(np.interp, 3, numbers=True)
+    for name in OF_SEQUENCES:
+        HANDLERS[getattr(np, name)] = _of_arrays(getattr(np, name), 0, numbers=True)
+    for name, (twin, computes) in METHODS.items():
+        HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
+    _CONVERT.update((np.array, np.asarray))
+    HANDLERS[np.linalg.norm] = mapped(np.linalg.norm, twins.norm)
+    HANDLERS[np.where] = _where
+    HANDLERS[np.fft.fftshift] = mapped(np.fft.fftshift, twins.fftshift)
+    HANDLERS[np.fft.ifftshift] = mapped(np.fft.ifftshift, twins.ifftshift)
+    HANDLERS[np.real], HANDLERS[np.imag] = _part(np.real), _part(np.imag)
+    for fn in (np.zeros, np.ones, np.full, np.arange, np.linspace, np.eye, np.array, np.asarray):
+        HANDLERS[fn] = made(fn)
+    HANDLERS[np.empty] = made(np.zeros)  # whatever is in it
+    HANDLERS[np.ndarray.astype] = astype
+    HANDLERS[torch.Tensor.numpy] = tensor_numpy
+    HANDLERS[array_of] = wrapped_array
+    HANDLERS[np.ndarray.tolist] = tolist
+    HANDLERS[np.ndarray.item] = HANDLERS[np.generic.item] = item
+    questions: tuple[Any, ...] = (np.iscomplexobj, np.isrealobj, np.ndim, np.shape, np.size)
+    for question in questions:
+        HANDLERS[question] = _about_shapes(question)
+    questions = (np.issubdtype, np.dtype, np.result_type, np.can_cast)
+    for question in questions:
+        HANDLERS[question] = _about_dtypes(question)
+    HANDLERS[torch.from_numpy] = tensor_of
+    HANDLERS[torch.as_tensor] = tensor_of
+
+
+if np is not None:
+    _fill_tables()

@@ -1,0 +1,1 @@
+"""`torch.vmap` and the transforms of `torch.func`."""

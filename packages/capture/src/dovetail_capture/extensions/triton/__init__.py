@@ -1,0 +1,1 @@
+"""Launches of the user's Triton kernels as nodes of the graph."""

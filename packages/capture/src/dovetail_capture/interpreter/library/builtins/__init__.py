@@ -1,0 +1,1 @@
+"""Built-in functions and types, and classes that the program makes."""

@@ -1,0 +1,1 @@
+"""Methods of lists, dictionaries, sets and views of them."""

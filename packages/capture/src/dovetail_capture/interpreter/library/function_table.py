@@ -1,0 +1,167 @@
+"""All that the interpreter knows of library functions, in one table."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+from dovetail_capture.interpreter.library.builtins import (
+    builtin_functions,
+    iteration_functions,
+    local_classes,
+)
+from dovetail_capture.interpreter.library.builtins.conversions import to_text
+from dovetail_capture.interpreter.library.builtins.type_functions import is_instance
+from dovetail_capture.interpreter.library.containers import (
+    container_methods,
+    mapping_proxies,
+)
+from dovetail_capture.interpreter.library.handler_types import Extension, Handler, Substitute
+from dovetail_capture.interpreter.library.standard_library import (
+    context_variables,
+    copying,
+    getters,
+    itertools_functions,
+    partials,
+    polyfills,
+    stdlib,
+    weak_references,
+)
+from dovetail_capture.interpreter.library.torch_functions import (
+    data_parts,
+    function_modes,
+    lazy_modules,
+    normalisation,
+    own_functions,
+    random_draws,
+    settings,
+    storages,
+    tensor_attributes,
+    tensor_creation,
+    tensor_hooks,
+    torch_functions,
+    torch_polyfills,
+    truth_checks,
+    wrapping_tensors,
+)
+from dovetail_capture.interpreter.library.torch_functions.operations import is_operation
+from dovetail_capture.interpreter.library.torch_functions.tensor_attributes import tensor_property
+from dovetail_capture.interpreter.protocols import class_attributes
+from dovetail_capture.interpreter.values.base import Value
+
+__all__ = [
+    "CODE_HANDLERS",
+    "HANDLERS",
+    "NAMED_HANDLERS",
+    "NEW_HANDLERS",
+    "PURE_CLASSES",
+    "is_instance",
+    "is_operation",
+    "is_pure",
+    "mapping_of",
+    "require_truth",
+    "set_class_attr",
+    "tensor_property",
+    "to_text",
+]  # fmt: skip
+
+HANDLERS: dict[Any, Handler] = {
+    **container_methods.HANDLERS,
+    **builtin_functions.HANDLERS,
+    **iteration_functions.HANDLERS,
+    **stdlib.HANDLERS,
+    **context_variables.HANDLERS,
+    **weak_references.HANDLERS,
+    **partials.HANDLERS,
+    **getters.HANDLERS,
+    **itertools_functions.HANDLERS,
+    **torch_functions.HANDLERS,
+    **tensor_attributes.HANDLERS,
+    **storages.HANDLERS,
+    **settings.HANDLERS,
+    **own_functions.HANDLERS,
+    **wrapping_tensors.HANDLERS,
+    **tensor_creation.HANDLERS,
+    **polyfills.HANDLERS,
+    **torch_polyfills.HANDLERS,
+    **tensor_hooks.HANDLERS,
+    **random_draws.HANDLERS,
+    **copying.HANDLERS,
+    **truth_checks.HANDLERS,
+    **data_parts.HANDLERS,
+    **local_classes.HANDLERS,
+    **mapping_proxies.HANDLERS,
+    **function_modes.HANDLERS,
+}
+as_subclass = own_functions.as_subclass
+check_input_stays = own_functions.check_input_stays
+through_modes = function_modes.through_modes
+ask_objects = own_functions.ask_objects
+require_truth = truth_checks.require_truth
+mapping_of = mapping_proxies.mapping_of
+set_class_attr = local_classes.set_class_attr
+CODE_HANDLERS: dict[CodeType, Callable[..., Value | None]] = {
+    **polyfills.CODE_HANDLERS,
+    **normalisation.CODE_HANDLERS,
+    **lazy_modules.CODE_HANDLERS,
+}
+# By module and qualified name: of what is never imported or named here.
+NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
+    **torch_polyfills.BY_NAME,
+}
+NEW_HANDLERS = {
+    **builtin_functions.NEW_HANDLERS,
+    **tensor_creation.NEW_HANDLERS,
+    **own_functions.NEW_HANDLERS,
+    functools.partial: partials.partial_of_class,
+}
+# Code of functions whose frames are not worth capturing: what calls them is.
+WITHOUT_FRAME: set[CodeType] = set()
+PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
+
+_NUMPY_EFFECTS = frozenset({"copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal",
+                            "save", "savetxt", "savez", "savez_compressed"})  # fmt: skip
+_PURE_TYPES = stdlib.PURE_TYPES + torch_functions.PURE_TYPES
+
+_extensions: list[Extension] = []
+_substitutes: dict[int, Substitute] = {}  # by the id of code: equal code is no other's
+
+
+def install(extensions: Iterable[Extension]) -> None:
+    """Add what extensions know to the tables; the package does so once, when it is imported."""
+    for extension in extensions:
+        _extensions.append(extension)
+        HANDLERS.update(extension.handlers)
+        CODE_HANDLERS.update(extension.code_handlers)
+        NAMED_HANDLERS.update(extension.named_handlers)
+        _substitutes.update((id(code), s) for code, s in extension.substitutes.items())
+        WITHOUT_FRAME.update(extension.without_frame)
+
+
+def arrays() -> Any:
+    """What operators, subscripts and attributes of NumPy arrays do, as an extension gives it."""
+    return next((e.arrays for e in _extensions if e.arrays is not None), None)
+
+
+def substitute_of(code: CodeType) -> Substitute | None:
+    """What runs in place of the function of this code, if anything does."""
+    return _substitutes.get(id(code))
+
+
+def is_pure(fn: Any) -> bool:
+    """Is `fn` known to have no effect and to depend on its arguments only?"""
+    if isinstance(fn, class_attributes.C_METHODS):
+        return issubclass(fn.__objclass__, _PURE_TYPES) or fn in stdlib.PURE_FUNCTIONS
+    if type(fn).__name__ == "_ArrayFunctionDispatcher" and type(fn).__module__ == "numpy":
+        return fn.__name__ not in _NUMPY_EFFECTS
+    if isinstance(fn, types.BuiltinFunctionType):
+        if fn in stdlib.PURE_FUNCTIONS or fn.__module__ in stdlib.PURE_MODULES:
+            return True
+        return isinstance(fn.__self__, _PURE_TYPES)
+    try:
+        return fn in stdlib.PURE_FUNCTIONS
+    except TypeError:
+        return False

@@ -1,0 +1,1 @@
+"""Functions of torch, and methods and attributes of tensors."""
