@@ -439,6 +439,22 @@ def functions_of_sequences(a, b):
     )  # fmt: skip
 
 
+def cubes():
+    return np.arange(4.0).reshape(2, 2) + 1, np.arange(8.0).reshape(2, 2, 2)
+
+
+@construct(make=cubes)
+def functions_with_further_arguments(a, b):
+    return (
+        np.dot(a, b), np.dot(b, a), np.dot(a[0], b), np.dot(b, b), np.trace(a, 1),
+        np.trace(b, 0, 1, 2), np.diff(b, 2), np.diff(a, 1, 0), np.nan_to_num(a, True, 0.5),
+        np.sum(a, 0, np.float32), np.cumsum(a, dtype=np.int64), np.expand_dims(a, (0, 2)),
+        np.vstack((a, a), dtype=np.float32), np.moveaxis(b, (0, 1), (1, 0)),
+        np.concatenate((a, b[0]), axis=None), np.split(b, [1], 2), np.broadcast_to(a[0], (3, 2)),
+        np.squeeze(b[None, :, :1], (0, 2)), np.roll(b, 1, (0, 1)),
+    )  # fmt: skip
+
+
 def two_tensors():
     return torch.arange(6.0).reshape(2, 3) + 0.5, torch.arange(6).reshape(2, 3)
 

@@ -36,7 +36,7 @@ from dovetail_capture.errors import (
 )
 from dovetail_capture.export import ExportedGraph
 from dovetail_capture.extensions.installed import EXTENSIONS
-from dovetail_capture.extensions.numpy.numpy_wrapping import wrap_numpy
+from dovetail_capture.extensions.numpy.numpy_conversions import wrap_numpy
 from dovetail_capture.guard_filter import GuardFilterEntry
 from dovetail_capture.interpreter.library.function_table import install
 from dovetail_capture.marks import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail_capture.extensions import checkpointing, differentiation, flex_attention
 from dovetail_capture.extensions.autograd_functions import autograd_functions
 from dovetail_capture.extensions.higher_order import higher_order
-from dovetail_capture.extensions.numpy import numpy_functions
+from dovetail_capture.extensions.numpy import array_operators, numpy_functions
 from dovetail_capture.extensions.optimizers import driven_steps, optimizers
 from dovetail_capture.extensions.transforms import transforms
 from dovetail_capture.extensions.triton import triton_launches
@@ -17,7 +17,7 @@ EXTENSIONS = (
     Extension("differentiation", differentiation.HANDLERS),
     Extension("flex attention", named_handlers=flex_attention.BY_NAME),
     Extension("higher-order operators", higher_order.HANDLERS),
-    Extension("NumPy", numpy_functions.HANDLERS, arrays=numpy_functions),
+    Extension("NumPy", numpy_functions.HANDLERS, arrays=array_operators),
     Extension(
         "optimizers",
         optimizers.HANDLERS,

@@ -1,10 +1,13 @@
-"""Between tensors and NumPy's arrays, and between arrays of several dtypes."""
+"""Between tensors and NumPy's arrays, and between arrays of several dtypes; `wrap_numpy`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from dovetail_capture.extensions.numpy import numpy_on_tensors as twins
 from dovetail_capture.extensions.numpy.numpy_arrays import (
@@ -33,6 +36,8 @@ except ImportError:  # torch works without it, and so do we
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def converted(vm: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> Value:
@@ -76,6 +81,29 @@ def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("`numpy()` of a tensor that has no array", "detach it first")
     numpy_dtype(fake.dtype)
     return ArrayValue(tensor, np.ndarray)
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as an array. Captured, it stands for the tensor itself, which may be on
+    another device and have gradients."""
+    return tensor.numpy()
+
+
+def wrap_numpy(fn: F) -> F:
+    """A function of tensors made from one of NumPy arrays, to be compiled.
+
+    Compiled, its NumPy calls are operators of the graph: they run on the tensors' device and have
+    gradients. Uncompiled, NumPy itself computes on the tensors' memory.
+    """
+    if np is None:
+        return fn
+
+    @functools.wraps(fn)
+    def wrap(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, array_of, (args, kwargs))
+        return pytree.tree_map_only(np.ndarray, torch.as_tensor, fn(*args, **kwargs))
+
+    return wrap  # type: ignore[return-value]
 
 
 def wrapped_array(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -7,15 +7,16 @@ An array is a tensor of the graph (`ArrayValue`). A mapped function runs as its 
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.ops.catalog import POINTWISE
-from torch.fx import Node
 
 from dovetail_capture.extensions.numpy import numpy_on_tensors as twins
+from dovetail_capture.extensions.numpy.array_operators import COPIED, array_attr, note_copy
 from dovetail_capture.extensions.numpy.numpy_arrays import (
     HINT,
     as_array,
@@ -24,10 +25,10 @@ from dovetail_capture.extensions.numpy.numpy_arrays import (
     holds_array,
     holds_tensor,
     known,
-    sample,
     torch_dtype,
 )
 from dovetail_capture.extensions.numpy.numpy_conversions import (
+    array_of,
     astype,
     converted,
     item,
@@ -37,21 +38,14 @@ from dovetail_capture.extensions.numpy.numpy_conversions import (
     tolist,
     wrapped_array,
 )
-from dovetail_capture.extensions.numpy.numpy_copies import (
-    COPIED,
-    note_copy,
-    reversed_first,
-)
-from dovetail_capture.extensions.numpy.numpy_names import (
+from dovetail_capture.extensions.numpy.numpy_on_tensors import (
     FUNCTIONS,
     METHODS,
     OF_SEQUENCES,
     OF_SEVERAL,
     OF_TWO,
-    OPERATORS,
     UFUNCS,
 )
-from dovetail_capture.extensions.numpy.numpy_wrapping import array_of
 from dovetail_capture.interpreter import numpy_errors
 from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
@@ -59,7 +53,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 try:
@@ -80,18 +73,20 @@ def _number_as_tensor(vm: Interpreter, value: Value, dtype: torch.dtype) -> Valu
 
 def mapped(
     fn: Any,
-    twin: Callable[..., Any],
+    function: Callable[..., Any] | str,
     computes_in_result: bool = True,
     needs_tensors: bool = False,
 ) -> Handler:
-    """A NumPy function that runs as `twin` on tensors, which it may also be called with: whether
-    that gives tensors or arrays, NumPy tells. `computes_in_result`: its arguments are
-    first brought to the dtype of the result, as NumPy's loops do; truth values tell nothing, then
-    it is the arguments' common dtype."""
-    try:
-        takes = inspect.signature(twin)
-    except ValueError:  # a C function of torch: positional only
-        takes = inspect.signature(lambda x1, x2=None: None)
+    """A NumPy function that runs as another on tensors (a name is that of a translation of
+    torch's), which it may also be called with: whether that gives tensors or arrays, NumPy tells.
+    `computes_in_result`: its arguments are first brought to the dtype of the result, as NumPy's
+    loops do; truth values tell nothing, then it is the arguments' common dtype."""
+
+    @functools.cache
+    def resolved() -> tuple[Callable[..., Any], inspect.Signature]:
+        twin = twins.translated(function) if isinstance(function, str) else function
+        return twin, _signature(twin)
+
     name = getattr(fn, "__name__", str(fn))
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -100,16 +95,16 @@ def mapped(
             return PASS
         if numpy_errors.note(vm.session):
             raise GraphBreakSignal(f"`{name}` where numpy.seterr lets errors be raised", HINT)
-        try:
-            takes.bind(*args, **kwargs)
-        except TypeError as error:
-            raise GraphBreakSignal(f"the numpy function `{name}`: {error}", HINT) from None
+        twin, takes = resolved()
+        bound = _bound(vm, name, takes, args, kwargs)
         like = ask(vm, fn, args, kwargs)
         told = like
         if of_tensors:
             args = [over_memory(vm, arg) for arg in args]
             kwargs = {key: over_memory(vm, arg) for key, arg in kwargs.items()}
             like = ask(vm, fn, args, kwargs)
+            bound = _bound(vm, name, takes, args, kwargs)
+        args, kwargs = list(bound.args), bound.kwargs
         if computes_in_result and any(_is_complex(vm, arg) for arg in args):
             raise GraphBreakSignal(f"the numpy function `{name}` of complex numbers", HINT)
         dtype = None
@@ -129,7 +124,7 @@ def mapped(
         tensors = [as_tensors(vm, arg, dtype) for arg in args]
         if tensors and (needs_tensors or isinstance(tensors[0], Constant)) and dtype is not None:
             tensors = [_number_as_tensor(vm, arg, dtype) for arg in tensors]
-        named = {key: as_tensors(vm, arg, dtype) for key, arg in kwargs.items() if key != "dtype"}
+        named = {key: as_tensors(vm, arg, dtype) for key, arg in kwargs.items()}
         _try(vm, name, twin, tensors, named)
         found = as_array(vm, name, vm.call(Constant(twin), tensors, named), like)
         if name in COPIED:
@@ -137,6 +132,35 @@ def mapped(
         return _as_tensor(vm, name, found, told) if isinstance(told, torch.Tensor) else found
 
     return handler
+
+
+def _signature(twin: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(twin)
+    except ValueError:  # a C function of torch: positional only
+        return inspect.signature(lambda x1, x2=None: None)
+
+
+# What the functions of `torch._numpy` leave to what is around them, by the parameters' annotations.
+_NOT_DONE = ("NotImplementedType", "OutArray", "CastingModes", "KeepDims")
+
+
+def _bound(
+    vm: Interpreter, name: str, takes: inspect.Signature, args: Args, kwargs: Kwargs
+) -> inspect.BoundArguments:
+    """The arguments but for `dtype`, which is seen to around the twin."""
+    try:
+        bound = takes.bind(*args, **kwargs)
+    except TypeError as error:
+        raise GraphBreakSignal(f"the numpy function `{name}`: {error}", HINT) from None
+    for key in list(bound.arguments):
+        parameter = takes.parameters[key]
+        if any(word in str(parameter.annotation) for word in _NOT_DONE):
+            if vm.as_python(bound.arguments[key]) != parameter.default:
+                raise GraphBreakSignal(f"the numpy function `{name}` with `{key}`", HINT)
+            del bound.arguments[key]
+    bound.arguments.pop("dtype", None)
+    return bound
 
 
 def _as_tensor(vm: Interpreter, name: str, array: Value, like: torch.Tensor) -> Value:
@@ -217,145 +241,8 @@ def made(fn: Any) -> Handler:
     return handler
 
 
-def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:
-    """An attribute that is no method; None for any other."""
-    if name == "T":
-        return vm.call(Constant(np.transpose), [obj], {})
-    if name == "real" and not obj.tensor.fake.dtype.is_complex:
-        return obj
-    if name in ("real", "imag") and not obj.is_scalar:
-        if obj.tensor.fake.dtype.is_complex:
-            part = vm.record("call_function", getattr(torch, name), [obj.tensor], {})
-            return as_array(vm, name, part, getattr(sample(obj), name))
-        return vm.call(Constant(np.zeros_like), [obj], {})
-    if name in ("shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"):
-        found = getattr(sample(obj), name)
-        if name in ("strides", "nbytes") and not obj.tensor.fake.is_contiguous():
-            raise GraphBreakSignal(f"the `{name}` of a numpy array that is not contiguous", HINT)
-        return vm.constant(found)
-    return None
-
-
-# --- operators -----------------------------------------------------------------------------------
-
-
-def binary(vm: Interpreter, symbol: str, left: Value, right: Value, inplace: bool) -> Value:
-    """`left <symbol> right` where one is an array."""
-    if isinstance(left, TensorValue) or isinstance(right, TensorValue):
-        if inplace:
-            raise GraphBreakSignal(f"`{symbol}=` of a tensor and a numpy array", HINT)
-        return _with_tensor(vm, symbol, left, right)
-    if inplace and isinstance(left, ArrayValue) and not left.is_scalar:
-        _refuse_input(left)
-        total = vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
-        assert isinstance(total, ArrayValue)
-        fakes = left.tensor.fake, total.tensor.fake
-        if fakes[0].dtype != fakes[1].dtype or tuple(fakes[0]._sizes) != tuple(fakes[1]._sizes):
-            raise GraphBreakSignal(f"`{symbol}=` that changes a numpy array's dtype or shape", HINT)
-        vm.record("call_method", "copy_", [left.tensor, total.tensor], {})
-        return left
-    return vm.call(Constant(UFUNC_OF[symbol]), [left, right], {})
-
-
-def _with_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
-    """An operator between a tensor and an array, which NumPy computes. Whether that gives a
-    tensor or an array is asked of both libraries."""
-    sides = [
-        tensor_numpy(vm, [side], {}) if isinstance(side, TensorValue) else side
-        for side in (left, right)
-    ]
-    like = ask(vm, OPERATORS[symbol], [left, right], {})
-    found = vm.call(Constant(UFUNC_OF[symbol]), sides, {})
-    if not isinstance(found, ArrayValue):
-        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", HINT)
-    if not isinstance(like, torch.Tensor):
-        return as_array(vm, symbol, found.tensor, like)
-    if like.dtype != found.tensor.fake.dtype or tuple(like.shape) != tuple(found.tensor.sizes):
-        raise GraphBreakSignal(f"`{symbol}` of a tensor and a numpy array", HINT)
-    return found.tensor
-
-
-def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
-    """`left <symbol> right` where one is an array."""
-    return binary(vm, symbol, left, right, False)
-
-
-def unary(vm: Interpreter, symbol: str, operand: Value) -> Value:
-    """`-a`, `+a`, `~a`."""
-    names = {"-": "negative", "+": "positive", "~": "invert"}
-    return vm.call(Constant(getattr(np, names[symbol])), [operand], {})
-
-
-_VIEWS = frozenset(
-    {"getitem", "permute", "reshape", "squeeze", "unsqueeze", "swapaxes", "moveaxis",
-     "broadcast_to", "real", "imag"}
-)  # fmt: skip
-
-
-def _refuse_input(array: ArrayValue) -> None:
-    """No write to an array that was given, or to a view of one: another array of the caller's may
-    share its memory, and no guard tells."""
-    node = array.tensor.node
-    while getattr(node.target, "__name__", node.target) in _VIEWS and node.args:
-        assert isinstance(node.args[0], Node)
-        node = node.args[0]
-    if array.source is not None or (node.op == "placeholder" and "_as_tensor" in node.name):
-        raise GraphBreakSignal(
-            "a write to a numpy array from outside of the graph", "copy it first"
-        )
-
-
-def _as_index(vm: Interpreter, key: Value) -> Value:
-    """What torch takes for an index: of bytes, it would make a mask."""
-    if isinstance(key, ArrayValue):
-        return as_tensors(vm, key, None if key.tensor.fake.dtype == torch.bool else torch.int64)
-    if isinstance(key, TupleValue):
-        return TupleValue([_as_index(vm, item) for item in vm.iterate(key)])
-    return as_tensors(vm, key, None)
-
-
-def getitem(vm: Interpreter, obj: ArrayValue, key: Value) -> Value:
-    """`array[key]`."""
-    like = ask(vm, lambda a, k: a[k], [obj, key], {})
-    obj, key = reversed_first(vm, obj, key)
-    found = vm.getitem(obj.tensor, _as_index(vm, key))
-    if isinstance(like, np.generic):  # a scalar of its own: the array may be written to
-        found = vm.record("call_method", "clone", [found], {})
-    return as_array(vm, "__getitem__", found, like)
-
-
-def setitem(vm: Interpreter, obj: ArrayValue, key: Value, value: Value) -> None:
-    """`array[key] = value`."""
-    _refuse_input(obj)
-
-    def assign(array: Any, index: Any, item: Any) -> None:
-        array[index] = item
-
-    ask(vm, assign, [obj, key, value], {})
-    dtype = obj.tensor.fake.dtype
-    parts = [obj.tensor, _as_index(vm, key), as_tensors(vm, value, dtype)]
-    vm.call(Constant(_set), parts, {})
-
-
-def _set(tensor: Any, key: Any, value: Any) -> None:
-    tensor[key] = value
-
-
-def iterate(vm: Interpreter, obj: ArrayValue) -> Value:
-    """`iter(array)`."""
-    if obj.is_scalar or not obj.tensor.fake.dim():
-        vm.raise_error(TypeError, "iteration over a 0-d array")
-
-    def rows() -> Iterator[Value]:
-        for index in range(int(obj.tensor.sizes[0])):
-            yield getitem(vm, obj, Constant(index))
-
-    return IteratorValue(rows(), type(iter(np.zeros(1))), True)
-
-
 # --- tables --------------------------------------------------------------------------------------
 
-UFUNC_OF: dict[str, Any] = {}
 HANDLERS: dict[Any, Handler] = {}
 _CONVERT: set[Any] = set()
 
@@ -464,7 +351,6 @@ def _fill_tables() -> None:
         ufunc = getattr(np, UFUNCS[symbol])
         HANDLERS[ufunc] = mapped(ufunc, getattr(torch, f"bitwise_{name}"))
     HANDLERS[np.invert] = mapped(np.invert, torch.bitwise_not)
-    UFUNC_OF.update({symbol: getattr(np, name) for symbol, name in UFUNCS.items()})
     for ufunc in [fn for fn in HANDLERS if isinstance(fn, np.ufunc)]:
         HANDLERS[ufunc] = _of_arrays(ufunc, ufunc.nin)
     for name, (twin, computes) in FUNCTIONS.items():

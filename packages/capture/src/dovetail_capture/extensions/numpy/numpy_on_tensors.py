@@ -1,8 +1,9 @@
-"""NumPy's functions, said in torch: plain functions over tensors, with NumPy's parameter names.
+"""Which function of tensors computes each of NumPy's.
 
-The interpreter runs these bodies in place of the originals. Dtypes are settled around them: the
-tensors come in the dtype that NumPy computes in, and the result is given NumPy's dtype. What the
-parameters leave out (`out`, `where`, `order` ...) breaks the graph.
+Most are torch's own translations (`torch._numpy`), whose bodies take tensors. Those written here
+differ from these: in keeping dimensions, in what NumPy takes, or in a result. The interpreter runs
+the bodies in place of the originals. Dtypes are settled around them: the tensors come in the dtype
+that NumPy computes in, and the result is given NumPy's dtype.
 """
 
 from __future__ import annotations
@@ -48,44 +49,12 @@ def remainder(x1: Any, x2: Any) -> Any:
     return torch.where(rest == 0, torch.copysign(torch.zeros_like(rest), x2), rest)
 
 
-def prod(a: Any, axis: Any = None, dtype: Any = None) -> Any:
-    return torch.prod(a) if axis is None else torch.prod(a, dim=axis)
-
-
 def max_(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     return torch.amax(a, dim=_dims(a, axis), keepdim=keepdims)
 
 
 def min_(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
     return torch.amin(a, dim=_dims(a, axis), keepdim=keepdims)
-
-
-def argmax(a: Any, axis: Any = None) -> Any:
-    return torch.argmax(a, dim=axis)
-
-
-def argmin(a: Any, axis: Any = None) -> Any:
-    return torch.argmin(a, dim=axis)
-
-
-def all_(a: Any, axis: Any = None) -> Any:
-    return torch.all(a) if axis is None else torch.all(a, dim=axis)
-
-
-def any_(a: Any, axis: Any = None) -> Any:
-    return torch.any(a) if axis is None else torch.any(a, dim=axis)
-
-
-def cumsum(a: Any, axis: Any = None, dtype: Any = None) -> Any:
-    return torch.cumsum(a.reshape(-1) if axis is None else a, dim=axis or 0)
-
-
-def cumprod(a: Any, axis: Any = None, dtype: Any = None) -> Any:
-    return torch.cumprod(a.reshape(-1) if axis is None else a, dim=axis or 0)
-
-
-def transpose(a: Any, axes: Any = None) -> Any:
-    return a.permute(tuple(reversed(range(a.dim()))) if axes is None else axes)
 
 
 def transpose_method(a: Any, *axes: Any) -> Any:
@@ -102,52 +71,30 @@ def reshape_method(a: Any, *shape: Any) -> Any:
     return a.reshape(shape[0] if len(shape) == 1 else shape)
 
 
-def ravel(a: Any) -> Any:
-    return a.reshape(-1)
-
-
 def flatten(a: Any) -> Any:
     return a.reshape(-1).clone()
-
-
-def copy(a: Any) -> Any:
-    return a.clone()
 
 
 def squeeze(a: Any, axis: Any = None) -> Any:
     return torch.squeeze(a) if axis is None else torch.squeeze(a, dim=axis)
 
 
-def expand_dims(a: Any, axis: int) -> Any:
-    return torch.unsqueeze(a, axis)
+# (Those of `torch._numpy` settle dtypes, which takes long to interpret.)
+def concatenate(arrays: Any, axis: Any = 0, dtype: Any = None) -> Any:
+    parts = arrays if axis is not None else [part.reshape(-1) for part in arrays]
+    return torch.cat(tuple(parts), dim=axis or 0)
 
 
-def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
-    return torch.swapaxes(a, axis1, axis2)
-
-
-def moveaxis(a: Any, source: Any, destination: Any) -> Any:
-    return torch.moveaxis(a, source, destination)
-
-
-def concatenate(arrays: Any, axis: int = 0) -> Any:
-    return torch.cat(tuple(arrays), dim=axis)
-
-
-def stack(arrays: Any, axis: int = 0) -> Any:
+def stack(arrays: Any, axis: int = 0, *, dtype: Any = None) -> Any:
     return torch.stack(tuple(arrays), dim=axis)
 
 
-def vstack(tup: Any) -> Any:
+def vstack(tup: Any, *, dtype: Any = None) -> Any:
     return torch.vstack(tuple(tup))
 
 
-def hstack(tup: Any) -> Any:
+def hstack(tup: Any, *, dtype: Any = None) -> Any:
     return torch.hstack(tuple(tup))
-
-
-def where(condition: Any, x: Any, y: Any) -> Any:
-    return torch.where(condition, x, y)
 
 
 def clip(a: Any, a_min: Any = None, a_max: Any = None) -> Any:
@@ -159,7 +106,9 @@ def clip_method(a: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def dot(a: Any, b: Any) -> Any:
-    return torch.matmul(a, b)
+    """Over the last dimension of `a` and the last but one of `b`: `matmul` goes through the others
+    side by side, `dot` takes every one of `a` with every one of `b`."""
+    return torch.matmul(a, b) if b.dim() <= 2 else torch.tensordot(a, b, ([-1], [-2]))
 
 
 def outer(a: Any, b: Any) -> Any:
@@ -170,53 +119,8 @@ def einsum(subscripts: str, *operands: Any) -> Any:
     return torch.einsum(subscripts, *operands)
 
 
-def tile(A: Any, reps: Any) -> Any:
-    return torch.tile(A, (reps,) if isinstance(reps, int) else reps)
-
-
-def flip(m: Any, axis: Any = None) -> Any:
-    dims = _dims(m, axis)
-    return torch.flip(m, (dims,) if isinstance(dims, int) else dims)
-
-
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    return torch.roll(a, shift, axis)
-
-
-def tril(m: Any, k: int = 0) -> Any:
-    return torch.tril(m, k)
-
-
-def triu(m: Any, k: int = 0) -> Any:
-    return torch.triu(m, k)
-
-
 def sort(a: Any, axis: int = -1) -> Any:
     return torch.sort(a, dim=axis, stable=True).values
-
-
-def broadcast_to(array: Any, shape: Any) -> Any:
-    return torch.broadcast_to(array, shape)
-
-
-def zeros_like(a: Any, dtype: Any = None) -> Any:
-    return torch.zeros_like(a)
-
-
-def ones_like(a: Any, dtype: Any = None) -> Any:
-    return torch.ones_like(a)
-
-
-def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
-    return torch.full_like(a, fill_value)
-
-
-def trace(a: Any) -> Any:
-    return torch.trace(a)
-
-
-def diff(a: Any) -> Any:
-    return torch.diff(a)
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
@@ -247,60 +151,12 @@ def take_along_axis(arr: Any, indices: Any, axis: Any = -1) -> Any:
     )
 
 
-def repeat(a: Any, repeats: int, axis: Any = None) -> Any:
-    return torch.repeat_interleave(a, repeats, axis)
-
-
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
-    return list(torch.tensor_split(ary, indices_or_sections, axis))
-
-
-def fliplr(m: Any) -> Any:
-    return torch.fliplr(m)
-
-
-def flipud(m: Any) -> Any:
-    return torch.flipud(m)
-
-
-def rot90(m: Any, k: int = 1, axes: Any = (0, 1)) -> Any:
-    return torch.rot90(m, k, axes)
-
-
-def diag(v: Any, k: int = 0) -> Any:
-    return torch.diag(v, k)
-
-
 def atleast_1d(ary: Any) -> Any:
     return ary.reshape(1) if ary.dim() == 0 else ary.view(ary.shape)
 
 
 def atleast_2d(ary: Any) -> Any:
     return ary.reshape(1, -1) if ary.dim() < 2 else ary.view(ary.shape)
-
-
-def column_stack(tup: Any) -> Any:
-    return torch.column_stack(tuple(tup))
-
-
-def dstack(tup: Any) -> Any:
-    return torch.dstack(tuple(tup))
-
-
-def nan_to_num(x: Any, copy: bool = True, nan: float = 0.0) -> Any:
-    return torch.nan_to_num(x, nan)
-
-
-def kron(a: Any, b: Any) -> Any:
-    return torch.kron(a, b)
-
-
-def count_nonzero(a: Any, axis: Any = None) -> Any:
-    return torch.count_nonzero(a, axis)
-
-
-def inner(a: Any, b: Any) -> Any:
-    return torch.inner(a, b)
 
 
 def ptp(a: Any, axis: Any = None) -> Any:
@@ -347,3 +203,60 @@ def ifftshift(x: Any, axes: Any = None) -> Any:
 def forced(a: Any) -> Any:
     """`a.numpy(force=True)` up to the array."""
     return a.detach().cpu().resolve_conj().resolve_neg()
+
+
+UFUNCS = {
+    "+": "add", "-": "subtract", "*": "multiply", "/": "true_divide", "//": "floor_divide",
+    "%": "remainder", "**": "power", "@": "matmul", "&": "bitwise_and", "|": "bitwise_or",
+    "^": "bitwise_xor", "<<": "left_shift", ">>": "right_shift", "<": "less", "<=": "less_equal",
+    "==": "equal", "!=": "not_equal", ">": "greater", ">=": "greater_equal",
+}  # fmt: skip
+# Functions that compute in the dtype of their results, and those that keep that of an argument or
+# have one of their own.
+_COMPUTING = (
+    "sum", "mean", "std", "var", "prod", "max", "min", "amax", "amin", "cumsum", "cumprod",
+    "concatenate", "stack", "vstack", "hstack", "dstack", "column_stack", "clip", "dot", "outer",
+    "einsum", "full_like", "trace", "diff", "nan_to_num", "kron", "inner", "ptp", "round", "around",
+)  # fmt: skip
+_KEEPING = (
+    "argmax", "argmin", "all", "any", "transpose", "reshape", "ravel", "copy", "squeeze",
+    "expand_dims", "swapaxes", "moveaxis", "tile", "flip", "roll", "tril", "triu", "sort",
+    "broadcast_to", "zeros_like", "empty_like", "ones_like", "meshgrid", "take_along_axis",
+    "repeat", "split", "fliplr", "flipud", "rot90", "diag", "atleast_1d", "atleast_2d",
+    "count_nonzero",
+)  # fmt: skip
+_OWN: dict[str, Any] = {
+    "sum": sum_, "mean": mean, "std": std, "var": var, "max": max_, "amax": max_, "min": min_,
+    "amin": min_, "ptp": ptp, "reshape": reshape, "squeeze": squeeze, "clip": clip, "dot": dot,
+    "concatenate": concatenate, "stack": stack, "vstack": vstack, "hstack": hstack,
+    "outer": outer, "einsum": einsum, "sort": sort, "meshgrid": meshgrid, "round": round_,
+    "around": round_, "take_along_axis": take_along_axis, "atleast_1d": atleast_1d,
+    "atleast_2d": atleast_2d, "empty_like": "zeros_like",
+}  # fmt: skip
+
+
+def translated(name: str) -> Any:
+    """torch's translation of NumPy's function of this name. (To load them takes 40 ms.)"""
+    from torch._numpy import _funcs_impl, _reductions_impl
+
+    return getattr(_reductions_impl, name, None) or getattr(_funcs_impl, name)
+
+
+# name -> (twin, or the name of a translation; does it compute in the result's dtype)
+FUNCTIONS: dict[str, tuple[Any, bool]] = {
+    **{name: (_OWN.get(name, name), True) for name in _COMPUTING},
+    **{name: (_OWN.get(name, name), False) for name in _KEEPING},
+}
+# Functions of a sequence of arrays, or of what becomes an array.
+OF_SEQUENCES = ("concatenate", "stack", "vstack", "hstack", "dstack", "column_stack")
+OF_SEVERAL = ("meshgrid", "einsum")  # arguments, as many as there are
+OF_TWO = ("dot", "outer", "kron", "inner", "take_along_axis")
+METHODS: dict[str, tuple[Any, bool]] = {
+    **{name: FUNCTIONS[name] for name in (
+        "sum", "mean", "std", "var", "prod", "max", "min", "argmax", "argmin", "all", "any",
+        "cumsum", "cumprod", "ravel", "copy", "squeeze", "swapaxes", "dot", "trace", "round",
+        "repeat",
+    )},
+    "transpose": (transpose_method, False), "reshape": (reshape_method, False),
+    "clip": (clip_method, True), "flatten": (flatten, False),
+}  # fmt: skip
