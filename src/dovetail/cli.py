@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from dovetail.options import MODES, unknown_name
 from dovetail.show import BOUNDARIES, STAGES, load_function, read_inputs, show
@@ -54,8 +55,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     shown.add_argument("--train", action="store_true", help="with gradients and a backward")
     shown.add_argument("--stage", action="append", default=[], choices=tuple(STAGES))
+    shown.add_argument("--save", metavar="DIR", help="write the boundary values there")
     shown.add_argument("--kernel", default=None, help="only the code of kernels with this in it")
+    further = commands.add_parser(
+        "continue", help="the stages after a boundary value that `show --save` wrote"
+    )
+    further.add_argument("file", metavar="FILE.boundary", help="(a pickle: one that you trust)")
+    further.add_argument("--stage", default="plan", choices=tuple(STAGES), help="the last one")
     return parser
+
+
+def _continue(arguments: argparse.Namespace) -> int:
+    from dovetail.stages import continue_from, text_of
+
+    try:
+        for stage, value in continue_from(arguments.file, arguments.stage):
+            print(f"==== {stage} ====\n{text_of(value).strip()}\n")
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -84,7 +103,8 @@ def _show(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     stages = ["code"] if arguments.kernel else arguments.stage or BOUNDARIES
-    for each in show(function, inputs, stages=stages, train=arguments.train):
+    folder = None if arguments.save is None else Path(arguments.save)
+    for each in show(function, inputs, stages=stages, train=arguments.train, folder=folder):
         if arguments.kernel is None or arguments.kernel in each.text.text:
             print(each.as_text())
     return 0
@@ -155,7 +175,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     arguments = _parser().parse_args(argv)
-    commands = {"bench": _bench, "explain": _explain, "show": _show}
+    commands = {"bench": _bench, "explain": _explain, "show": _show, "continue": _continue}
     return commands[arguments.command](arguments)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail_prims.artifact_log import ArtifactText
@@ -16,13 +15,6 @@ from dovetail.diagrams import draw
 
 _PLACE = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)')
 _NO_GRAPHVIZ = "Graphviz is not installed: diagrams are written as DOT, which it makes SVG of"
-
-
-@dataclass(frozen=True)
-class PlanText(ArtifactText):
-    """A plan as a program, with the plan, whose constants the program reads."""
-
-    plan: Plan | None = None
 
 
 class FolderWriter(logging.Handler):
@@ -55,9 +47,8 @@ class FolderWriter(logging.Handler):
         number = next(self._numbers.setdefault(name, itertools.count()))
         target = self.directory / name / f"{number:02}_{told.artifact}"
         target.parent.mkdir(exist_ok=True)
-        payload = getattr(record, "payload", None)
-        if isinstance(payload, PlanText) and payload.plan is not None:
-            write_program(payload.plan, target)  # (a folder: constants lie beside the program)
+        if isinstance(told.value, Plan):
+            write_program(told.value, target)  # (a folder: constants lie beside the program)
             return
         file = target.with_suffix(f".{told.suffix}")
         file.write_text(f"{told.text.rstrip()}\n")

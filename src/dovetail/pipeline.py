@@ -78,7 +78,7 @@ LAUNCH_BOUND_BYTES = 256 << 20
 LARGE_OUTPUT_BYTES = 2 << 20
 
 
-def _with_attention(gm: GraphModule) -> GraphModule:
+def with_attention(gm: GraphModule) -> GraphModule:
     """A captured graph with the attention that it writes out in calls of operators."""
     return recognise_scored_attention(recognise_attention(gm))
 
@@ -205,7 +205,7 @@ class CompilerBackend:
             backward_compiler=stages.compile_backward,
             decompositions=core_aten_table(),
             partition=stages.partition,
-            rewrite=_with_attention,
+            rewrite=with_attention,
             log=self.aot,
             late_error=partial(self._note, replace(role, late=True), gm),
         )
@@ -341,8 +341,8 @@ class _Stages:
         """Cut a joint graph in forward and backward."""
         place = self.role.place
         parts = cut(joint, self.backend.options)
-        tell("aot_joint_graph", place, joint.as_text, suffix="py")
-        tell("aot_graphs", place, parts.as_text, suffix="py")
+        tell("aot_joint_graph", place, joint.as_text, suffix="py", value=joint)
+        tell("aot_graphs", place, parts.as_text, suffix="py", value=parts)
         self.signature = parts.signature
         mutated = parts.signature.mutated
         self.writes_unseen |= any(m.silent for m in mutated)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.artifact_log import ROOT, ArtifactText, logger_of
+from dovetail_prims.boundary_files import save_boundary
 
 import dovetail
 
@@ -47,7 +48,12 @@ class Shown:
 
 
 def show(
-    target: Any, inputs: Sequence[Any], *, stages: Sequence[str] = BOUNDARIES, train: bool = False
+    target: Any,
+    inputs: Sequence[Any],
+    *,
+    stages: Sequence[str] = BOUNDARIES,
+    train: bool = False,
+    folder: Path | None = None,
 ) -> list[Shown]:
     """Compile `target` for `inputs`, run it once, and give the texts of these stages.
 
@@ -57,6 +63,8 @@ def show(
         stages: names of `STAGES`.
         train: a backward of the results' sum is run, too. If no input requires a gradient, all of
             floating point do.
+        folder: the boundary values of these stages are written there, `dovetail.stages` goes on
+            from them.
 
     Raises KeyError for an unknown stage, and whatever compiling or running raises.
     """
@@ -64,7 +72,7 @@ def show(
     options = {"on_error": "raise"}
     if train and not any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs):
         inputs = [_differentiable(value) for value in inputs]
-    with _collected(stage_of) as texts, torch.set_grad_enabled(train):
+    with _collected(stage_of, folder) as texts, torch.set_grad_enabled(train):
         results = dovetail.compile(target, options=options, isolate_recompiles=True)(*inputs)
         if train:
             torch.autograd.backward(_sum(results))
@@ -111,20 +119,31 @@ def read_inputs(expression: str | None, module: ModuleType) -> tuple[Any, ...]:
 
 
 class _Collector(logging.Handler):
-    def __init__(self) -> None:
+    def __init__(self, stage_of: Mapping[str, str], folder: Path | None) -> None:
         super().__init__()
         self.texts: list[ArtifactText] = []
+        self.stage_of = stage_of
+        self.folder = folder
 
     def emit(self, record: logging.LogRecord) -> None:
         told = getattr(record, "told", None)
-        if isinstance(told, ArtifactText):
-            self.texts.append(told)
+        if not isinstance(told, ArtifactText):
+            return
+        self.texts.append(told)
+        if self.folder is not None and told.value is not None:
+            # (Now: later stages assume more of symbolic sizes.)
+            name = f"{len(self.texts):02}_{self.stage_of[told.artifact]}.boundary"
+            save_boundary(told.value, self.folder / name)
 
 
 @contextmanager
-def _collected(artifacts: Mapping[str, str]) -> Iterator[list[ArtifactText]]:
-    """The texts of these artifacts that come up in the block."""
-    collector = _Collector()
+def _collected(
+    artifacts: Mapping[str, str], folder: Path | None = None
+) -> Iterator[list[ArtifactText]]:
+    """The texts of these artifacts that come up in the block; their values in a folder."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    collector = _Collector(artifacts, folder)
     loggers = [logger_of(artifact) for artifact in artifacts]
     levels = [logger.level for logger in loggers]
     root = logging.getLogger(ROOT)

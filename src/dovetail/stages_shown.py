@@ -13,7 +13,6 @@ from dovetail_runtime import as_python
 from dovetail_runtime.plan import CppKernel, Plan
 from torch.fx import GraphModule
 
-from dovetail.debug_folder import PlanText
 from dovetail.diagrams import graph_as_dot, kernels_as_dot
 
 # By the pass that gives it.
@@ -48,7 +47,7 @@ def passes_shown(gm: GraphModule, place: str) -> PassLog | None:
                 tell("passes", place, lambda: f"after {name}:\n{shown}")
                 previous = text
             for artifact in _OF_PASS.get(name, ()):
-                tell(artifact, place, result.as_text)
+                tell(artifact, place, result.as_text, value=result)
         if name == "combine" and isinstance(result, KernelGraph):
             tell("graph_diagram", place, partial(kernels_as_dot, result), suffix="dot")
 
@@ -58,9 +57,7 @@ def passes_shown(gm: GraphModule, place: str) -> PassLog | None:
 def tell_of_plan(plan: Plan, place: str) -> None:
     """Log a plan as a program, and its kernels."""
     if is_wanted("output_code"):
-        text = as_python(plan)
-        program = PlanText("output_code", place, text, "py", plan)
-        tell("output_code", place, lambda: text, payload=program, suffix="py")
+        tell("output_code", place, lambda: as_python(plan), suffix="py", value=plan)
     if not is_wanted("kernel_code"):
         return
     for kernel in plan.kernels:

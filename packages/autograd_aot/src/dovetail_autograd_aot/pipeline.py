@@ -44,7 +44,6 @@ from dovetail_autograd_aot.calls.training import compile_training, unreached_inp
 from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
 from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
 from dovetail_autograd_aot.joint.mutated_view_inputs import with_other_places
-from dovetail_autograd_aot.outputs.copy_back import tell_what_is_overwritten
 from dovetail_autograd_aot.partition.min_cut import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses.wrapping import Wrapping, compile_around
 from dovetail_autograd_aot.trace.input_storages import of_sizes, overlapping, places
@@ -236,7 +235,7 @@ def compile_once(request: CompileRequest, inputs: Sequence[Any]) -> tuple[JointG
     """All stages, for inputs that lie in memory as these do."""
     graph = rewrite(request)
     joint = trace(request, graph, inputs)
-    parts = partition(request, joint, inputs)
+    parts = partition(request, joint)
     compiled = compile_parts(request, parts)
     return joint, assemble(request, joint, parts, compiled, inputs)
 
@@ -258,14 +257,9 @@ def trace(request: CompileRequest, graph: GraphModule, inputs: Sequence[Any]) ->
     )
 
 
-def partition(
-    request: CompileRequest, joint: JointGraph, inputs: Sequence[Any]
-) -> PartitionedGraph:
+def partition(request: CompileRequest, joint: JointGraph) -> PartitionedGraph:
     """The joint graph in two, and what passes between them."""
-    parts = request.options.partition(joint)
-    if parts.backward is None:
-        tell_what_is_overwritten(parts, len(inputs))
-    return parts
+    return request.options.partition(joint)
 
 
 def compile_parts(request: CompileRequest, parts: PartitionedGraph) -> CompiledParts:

@@ -25,7 +25,7 @@ def tell_of_graph(frame: CapturedFrame) -> None:
         return
     place = place_in(gm)
     tell("graph", place, lambda: str(gm.graph))
-    tell("graph_code", place, lambda: gm.code.strip(), suffix="py")
+    tell("graph_code", place, lambda: gm.code.strip(), suffix="py", value=frame)
     tell("graph_sizes", place, lambda: _sizes(gm))
 
 

@@ -9,6 +9,9 @@ from dovetail_inductor.pipeline import (
     compile_graph,
     compile_to_callable,
     find_error,
+    to_kernels,
+    to_loops,
+    to_plan,
 )
 from dovetail_inductor.products.device_tuner import DeviceTuner
 
@@ -25,4 +28,7 @@ __all__ = [
     "find_error",
     "prefer_channels_last",
     "prepare_weights",
+    "to_kernels",
+    "to_loops",
+    "to_plan",
 ]

@@ -17,12 +17,14 @@ ROOT = "dovetail"
 @dataclass(frozen=True)
 class ArtifactText:
     """What a record tells: the artifact's name, where in the user's program it is from (`file:line
-    in function`), and its text. `suffix` is that of a file which holds the text."""
+    in function`), and its text. `suffix` is that of a file which holds the text, `value` what the
+    text is of, if that is a boundary value."""
 
     artifact: str
     place: str
     text: str
     suffix: str = "txt"
+    value: object = None
 
 
 def logger_of(artifact: str) -> logging.Logger:
@@ -50,16 +52,17 @@ def tell(
     *,
     payload: object = None,
     suffix: str = "txt",
+    value: object = None,
     level: int = logging.INFO,
 ) -> None:
-    """Log a text, if it is asked for. The record has the artifact's name as `artifact` and as
-    `payload` what is given here, or an `ArtifactText`."""
+    """Log a text, if it is asked for. The record has the artifact's name as `artifact`, as `told`
+    an `ArtifactText` and as `payload` what is given here, or the same."""
     if not is_wanted(artifact, level):
         return
     try:
         shown = text()
     except Exception as error:  # what cannot be shown is no error of the program
         shown = f"(not printable: {error!r})"
-    told = ArtifactText(artifact, place, shown, suffix)
+    told = ArtifactText(artifact, place, shown, suffix, value)
     more = {"artifact": artifact, "payload": told if payload is None else payload, "told": told}
     logger_of(artifact).log(level, "%s", shown, extra=more, stacklevel=2)

@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.node_facts import OVERWRITTEN
 
 from dovetail_autograd_aot.boundary import (
     MutatedInput,
-    PartitionedGraph,
     ReshapedInput,
     Signature,
 )
@@ -178,20 +176,6 @@ def write_ahead(
         with torch.no_grad():
             target.copy_(value)
         torch._C._autograd._unsafe_set_version_counter((target,), (version,))
-
-
-def tell_what_is_overwritten(parts: PartitionedGraph, given: int) -> None:
-    """Mark the inputs of a forward graph without a backward that are written to: with
-    `meta["overwritten"]`, the position of the output that is about to be copied over each of them.
-
-    Not those whose version counter is to stay, nor what stands for a storage that inputs share
-    (inputs from `given` on). Inputs of different storages do not overlap; those of one that were
-    found apart are guarded to stay so.
-    """
-    placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
-    for i, mutated in enumerate(parts.signature.mutated):
-        if mutated.data_only and not mutated.silent and mutated.index < given:
-            OVERWRITTEN.tell(placeholders[mutated.index], parts.signature.num_fresh + i)
 
 
 def _is_there(target: torch.Tensor, value: torch.Tensor) -> bool:

@@ -29,7 +29,11 @@ from dovetail_autograd_aot.outputs.output_aliasing import is_view_node, view_roo
 from dovetail_autograd_aot.partition.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.partition.node_roles import Roles, is_free
 from dovetail_autograd_aot.partition.recompute import may_run_twice, work_for_a_byte
-from dovetail_autograd_aot.partition.split_graphs import backward_graph, forward_graph
+from dovetail_autograd_aot.partition.split_graphs import (
+    backward_graph,
+    forward_graph,
+    tell_what_is_overwritten,
+)
 from dovetail_autograd_aot.trace.node_values import value_bytes
 
 aten = torch.ops.aten
@@ -200,6 +204,7 @@ def _cut(
     roles = Roles(joint, holds_inputs=holds_inputs)
     if not signature.needs_backward:
         forward = forward_graph(joint, roles, [])
+        tell_what_is_overwritten(joint, forward)
         return PartitionedGraph(forward, None, (), signature)
     saved = choose(roles)
     saved |= _sizes_not_told(roles, saved, sizes)

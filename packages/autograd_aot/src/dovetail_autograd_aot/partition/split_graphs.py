@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.node_facts import CHECKED, OWNED
+from dovetail_prims.node_facts import CHECKED, OVERWRITTEN, OWNED
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
@@ -61,6 +61,22 @@ def forward_graph(joint: JointGraph, roles: Roles, saved: list[Node]) -> GraphMo
 
 
 _AS_IT_LIES: dict[str, Any] = {"memory_format": torch.preserve_format}
+
+
+def tell_what_is_overwritten(joint: JointGraph, forward: GraphModule) -> None:
+    """Mark the inputs of a forward graph without a backward that are written to: with
+    `OVERWRITTEN`, the position of the output that is about to be copied over each of them.
+
+    Not those whose version counter is to stay, nor what stands for an attribute or for a storage
+    that inputs share. Inputs of different storages do not overlap; those of one that were found
+    apart are guarded to stay so.
+    """
+    signature = joint.signature
+    given = signature.num_primals - len(joint.constants_lifted) - len(joint.storages)
+    placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
+    for i, mutated in enumerate(signature.mutated):
+        if mutated.data_only and not mutated.silent and mutated.index < given:
+            OVERWRITTEN.tell(placeholders[mutated.index], signature.num_fresh + i)
 
 
 def _meta_of_copy(node: Node) -> dict[str, Any]:
