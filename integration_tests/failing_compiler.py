@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
-from dovetail_capture.context import CaptureContext
+from dovetail_capture.frames.context import CaptureContext
 from torch import Tensor, nn
 
 from dovetail.per_size import PerSize

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_capture.failures import InternalErrorWarning
+from dovetail_capture.reporting.failures import InternalErrorWarning
 from failing_compiler import Failing, profiled, torch_state, train
 
 import dovetail

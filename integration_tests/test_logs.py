@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.compile_log import Event
+from dovetail_capture.reporting.compile_log import Event
 from dovetail_inductor import DeviceTuner
 from dovetail_inductor.products.choose_products import Choice
 from dovetail_prims.artifact_log import ArtifactText, tell

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from dovetail_capture.failures import InternalErrorWarning
+from dovetail_capture.reporting.failures import InternalErrorWarning
 from model_pairs import assert_close, build
 
 from dovetail.bench.models import architectures

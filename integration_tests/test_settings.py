@@ -98,7 +98,7 @@ def test_options_of_the_process(name: str) -> None:
 
 @pytest.mark.parametrize("name", rows(SetsSwitch))
 def test_switches_of_the_process(name: str) -> None:
-    from dovetail_capture import torch_switches
+    from dovetail_capture.environment import torch_switches
 
     switch = TABLE[name].meaning.switch  # type: ignore[union-attr]
     with config.patch({name: True}):

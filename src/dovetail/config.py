@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from dovetail_capture.environment.torch_switches import Switches, set_switches
 from dovetail_capture.stance import stance_changed
-from dovetail_capture.torch_switches import Switches, set_switches
 
 from dovetail.settings.store import Patch, Settings, attribute
 from dovetail.settings.table import GROUPS, TABLE, options_of, switches_of

@@ -37,8 +37,8 @@ from dovetail_autograd_aot import (
     recognise_scored_attention,
 )
 from dovetail_capture import BackendTraits, has_static_address
-from dovetail_capture.collector import collector_paused
-from dovetail_capture.failures import (
+from dovetail_capture.environment.collector import collector_paused
+from dovetail_capture.reporting.failures import (
     Failure,
     error_of_program,
     failure_of,

@@ -8,8 +8,8 @@ from typing import Any
 
 from dovetail_capture.api import context_of
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.compile_log import Event, first_few, recompiles_in_short
-from dovetail_capture.failures import Failure
+from dovetail_capture.reporting.compile_log import Event, first_few, recompiles_in_short
+from dovetail_capture.reporting.failures import Failure
 
 from dovetail.backends.cudagraphs import CudaGraphs
 from dovetail.backends.region_count import CountsRegions

@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
-from dovetail_capture.context import CaptureContext
+from dovetail_capture.frames.context import CaptureContext
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import Fetch, FrameEnd, HandledHere, NewCell, Recipe
 from dovetail_guards.evaluate import FrameView, argument_names

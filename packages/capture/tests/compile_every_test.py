@@ -37,10 +37,10 @@ class CompileEveryTest:
         self.report, self.limit, self.plain = report, limit, plain
         self.contexts: list[Any] = []
         if not plain:
-            import dovetail_capture.context
+            import dovetail_capture.frames.context
 
             # Suites turn warnings into errors, or count them. The log has what they say.
-            dovetail_capture.context.warnings = _NoWarnings  # type: ignore[attr-defined]
+            dovetail_capture.frames.context.warnings = _NoWarnings  # type: ignore[attr-defined]
 
     def write(self, test: str, outcome: str, seconds: float = 0.0, text: str = "") -> None:
         """One line of the report."""
@@ -51,7 +51,7 @@ class CompileEveryTest:
     def _compiled(self, function: Any) -> Any:
         from dovetail_capture import api
         from dovetail_capture._frame_hook import Switched
-        from dovetail_capture.context import CaptureContext
+        from dovetail_capture.frames.context import CaptureContext
 
         class ReplacesEveryFrame(CaptureContext):
             def keeps_code(self, frame: Any) -> bool:

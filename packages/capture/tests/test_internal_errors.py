@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import dovetail_capture.context as context_module
+import dovetail_capture.frames.context as context_module
 import pytest
 import torch
 from dovetail_capture import BackendError, BackendTraits, optimize
 from dovetail_capture.errors import InternalError
-from dovetail_capture.failures import InternalErrorWarning, UncompiledWarning
+from dovetail_capture.reporting.failures import InternalErrorWarning, UncompiledWarning
 from dovetail_guards.guard_set import GuardSet
 from dovetail_prims.node_error import Refusal
 from torch.fx import GraphModule

@@ -16,9 +16,9 @@ import dovetail_capture as dc
 import pytest
 import torch
 from dovetail_capture._frame_hook import Switched
-from dovetail_capture.code_facts import FactsByCode
-from dovetail_capture.context import CaptureContext
 from dovetail_capture.errors import CaptureError
+from dovetail_capture.frames.code_facts import FactsByCode
+from dovetail_capture.frames.context import CaptureContext
 from dovetail_capture.options import CaptureOptions
 from torch import nn
 

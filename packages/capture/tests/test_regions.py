@@ -15,7 +15,7 @@ from typing import Any
 import dovetail_capture as dc
 import pytest
 import torch
-from dovetail_capture.regions import MOST_UNUSED_HERE
+from dovetail_capture.frames.regions import MOST_UNUSED_HERE
 from torch import Tensor, nn
 
 

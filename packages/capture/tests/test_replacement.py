@@ -12,7 +12,7 @@ import torch
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import SKIP, Context, Switched
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput
-from dovetail_capture.replacement import build_replacement
+from dovetail_capture.replacement.replacement_code import build_replacement
 from dovetail_guards import source as s
 from dovetail_guards.guard_set import GuardSet
 from torch import fx

@@ -19,7 +19,6 @@ from dovetail_capture.api import (
     run_graph,
 )
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput
-from dovetail_capture.compile_log import CompileLog
 from dovetail_capture.dim_marks import (
     has_static_address,
     mark_dynamic,
@@ -37,7 +36,7 @@ from dovetail_capture.errors import (
 from dovetail_capture.export import ExportedGraph
 from dovetail_capture.extensions.installed import EXTENSIONS
 from dovetail_capture.extensions.numpy.numpy_conversions import wrap_numpy
-from dovetail_capture.guard_filter import GuardFilterEntry
+from dovetail_capture.frames.guard_filter import GuardFilterEntry
 from dovetail_capture.interpreter.library.function_table import install
 from dovetail_capture.marks import (
     allow_in_graph,
@@ -47,9 +46,10 @@ from dovetail_capture.marks import (
     nonstrict_trace,
     substitute_in_graph,
 )
-from dovetail_capture.optimized_module import OptimizedModule, call_through
 from dovetail_capture.options import CaptureOptions
+from dovetail_capture.reporting.compile_log import CompileLog
 from dovetail_capture.stance import dont_skip_tracing, error_on_graph_break, run, set_stance
+from dovetail_capture.wrappers.optimized_module import OptimizedModule, call_through
 
 install(EXTENSIONS)
 __version__ = "0.1.0"

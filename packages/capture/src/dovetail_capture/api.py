@@ -16,21 +16,26 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from dovetail_capture._frame_hook import Switched
-from dovetail_capture.backend_run import Backend
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.compile_log import CompileLog, FrameRecord, first_few, recompiles_in_short
-from dovetail_capture.context import CaptureContext
+from dovetail_capture.environment.torch_switches import TorchFollower
 from dovetail_capture.errors import CaptureError, place_of
 from dovetail_capture.export import ExportedGraph, export_graph
-from dovetail_capture.guard_filter import GuardFilter
+from dovetail_capture.frames.backend_run import Backend
+from dovetail_capture.frames.context import CaptureContext
+from dovetail_capture.frames.guard_filter import GuardFilter
+from dovetail_capture.frames.regions import Regions, code_of, same_backend
 from dovetail_capture.interpreter.library.function_table import WITHOUT_FRAME
 from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
-from dovetail_capture.optimized_module import OptimizedModule, PrefixedModule, call_through
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.regions import Regions, code_of, same_backend
+from dovetail_capture.reporting.compile_log import (
+    CompileLog,
+    FrameRecord,
+    first_few,
+    recompiles_in_short,
+)
 from dovetail_capture.stance import CONTEXTS, stance_changed
-from dovetail_capture.torch_switches import TorchFollower
+from dovetail_capture.wrappers.optimized_module import OptimizedModule, PrefixedModule, call_through
 
 _REGIONS = Regions()
 _CAPTURING = threading.local()

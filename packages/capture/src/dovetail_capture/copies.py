@@ -16,9 +16,9 @@ from typing import Any
 
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.api import called_by, optimize
-from dovetail_capture.context import CaptureContext
+from dovetail_capture.frames.context import CaptureContext
 from dovetail_capture.marks import disable
-from dovetail_capture.optimized_module import OptimizedModule
+from dovetail_capture.wrappers.optimized_module import OptimizedModule
 
 
 def deepcopy_of(compiled: Switched, memo: dict[int, Any]) -> Any:

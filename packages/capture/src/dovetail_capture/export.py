@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.errors import CaptureError, GraphBreakError, place_of
-from dovetail_capture.interpreter.input_relations import is_of_keywords
+from dovetail_capture.interpreter.inputs.input_relations import is_of_keywords
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import (
     Const,
@@ -34,7 +34,7 @@ from dovetail_capture.recipe import (
     SetAttr,
     SetCell,
 )
-from dovetail_capture.replacement import build_replacement
+from dovetail_capture.replacement.replacement_code import build_replacement
 
 _FRESH = (NewObject, NewEmpty, NewCell, NewFunction)
 

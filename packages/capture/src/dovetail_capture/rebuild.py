@@ -17,9 +17,9 @@ import torch
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture._frame_hook import get_item as get_item
 from dovetail_capture._frame_hook import replace_dict as replace_dict
-from dovetail_capture.bytecode import encode_lines
+from dovetail_capture.bytecode.assembler import encode_lines
+from dovetail_capture.environment.surroundings import users_part
 from dovetail_capture.knobs import FULL_TRACEBACKS
-from dovetail_capture.surroundings import users_part
 
 Place = tuple[FrameType, int, int]
 """Where an exception passed: a frame, the offset of its instruction, the line."""

@@ -1,6 +1,6 @@
 """How the replacement code of a frame rebuilds Python values and replays effects, as data.
 
-The interpreter produces recipes; `replacement.py` turns them into Python source text. Two places
+The interpreter produces recipes; `replacement/` turns them into Python source text. Two places
 that hold the *same recipe object* get the same Python object (`y is x` survives); recipes are
 therefore compared by identity (`eq=False`).
 """

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from dovetail_capture._frame_hook import active, force_eager
-from dovetail_capture.torch_switches import torch_breaks_are_errors, torch_stance
+from dovetail_capture.environment.torch_switches import torch_breaks_are_errors, torch_stance
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,11 +20,11 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload
 
+from dovetail_capture.interpreter.graph.recorder import Policy
 from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, inlining
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.recorder import Policy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue

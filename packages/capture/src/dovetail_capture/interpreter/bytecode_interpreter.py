@@ -11,20 +11,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from dovetail_capture.interpreter import (
-    bytecode,
-    folding,
-    generators,
-    handlers,
-    value_checks,
-    whole_calls,
-)
-from dovetail_capture.interpreter import wrap as wrapping
-from dovetail_capture.interpreter.frame import Frame
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.handlers import handles
+from dovetail_capture.interpreter.data_checks import try_blocks, value_checks
+from dovetail_capture.interpreter.data_checks.try_blocks import handles
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.inputs import wrap as wrapping
 from dovetail_capture.interpreter.library import function_table as library
-from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.library.torch_functions import whole_calls
+from dovetail_capture.interpreter.machine import Interpreter, decoding
+from dovetail_capture.interpreter.machine.frame import Frame
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
     assignment,
@@ -33,6 +27,8 @@ from dovetail_capture.interpreter.protocols import (
     choices,
     constants,
     dicts,
+    folding,
+    generators,
     iteration,
     raising,
     sequences,
@@ -42,7 +38,6 @@ from dovetail_capture.interpreter.protocols import (
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
-from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -56,9 +51,10 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.truths import TruthOf
 from dovetail_capture.options import CaptureOptions
 
-_DECODED: dict[int, tuple[weakref.ref[CodeType], bytecode.DecodedCode]] = {}
+_DECODED: dict[int, tuple[weakref.ref[CodeType], decoding.DecodedCode]] = {}
 MAX_DEPTH = 150
 
 
@@ -195,7 +191,7 @@ class BytecodeInterpreter(Interpreter):
         return library.require_truth(self, condition, wanted)
 
     def handles_exceptions(self) -> bool:
-        return any(map(handlers.handles, self.frames))
+        return any(map(try_blocks.handles, self.frames))
 
     def check_later(self, *conditions: tuple[Value, bool]) -> bool:
         return value_checks.take(self, conditions)
@@ -313,12 +309,12 @@ class BytecodeInterpreter(Interpreter):
 
     # --- frames --------------------------------------------------------------------------------
 
-    def decode(self, code: CodeType) -> bytecode.DecodedCode:
+    def decode(self, code: CodeType) -> decoding.DecodedCode:
         key = id(code)
         known = _DECODED.get(key)
         if known is None:
             owner = weakref.ref(code, lambda _: _DECODED.pop(key, None))
-            known = _DECODED[key] = (owner, bytecode.decode(code, OPCODE_HANDLERS))
+            known = _DECODED[key] = (owner, decoding.decode(code, OPCODE_HANDLERS))
         return known[1]
 
     def run_frame(self, frame: Frame) -> Value:

@@ -21,22 +21,25 @@ from torch.autograd import forward_ad
 from torch.fx import Node
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak, GraphInput, Way
-from dovetail_capture.collector import collector_paused
+from dovetail_capture.environment.collector import collector_paused
+from dovetail_capture.environment.function_stack import no_function_modes
 from dovetail_capture.errors import GraphBreakError, NotCapturable
-from dovetail_capture.function_stack import no_function_modes
-from dovetail_capture.interpreter import effects, generators, iterator_recipes, value_checks
-from dovetail_capture.interpreter.aliasing import storage_guards, writes, writes_to_inputs
 from dovetail_capture.interpreter.bytecode_interpreter import BytecodeInterpreter
-from dovetail_capture.interpreter.counters import counters
-from dovetail_capture.interpreter.covered_lines import visits
-from dovetail_capture.interpreter.frame import BreakHere, Frame
-from dovetail_capture.interpreter.handlers import handlers_of
-from dovetail_capture.interpreter.input_relations import relate_inputs
-from dovetail_capture.interpreter.late_reads import share_memory
+from dovetail_capture.interpreter.changes.counters import counters
+from dovetail_capture.interpreter.changes.late_reads import share_memory
+from dovetail_capture.interpreter.data_checks import value_checks
+from dovetail_capture.interpreter.data_checks.try_blocks import handlers_of
+from dovetail_capture.interpreter.graph.aliasing import storage_guards, writes, writes_to_inputs
+from dovetail_capture.interpreter.graph.recorder import UNKNOWN_SIZE_HINT, Recorder
+from dovetail_capture.interpreter.inputs.input_relations import relate_inputs
+from dovetail_capture.interpreter.inputs.wrap import cell_value
 from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.machine.frame import BreakHere, Frame
+from dovetail_capture.interpreter.protocols import generators
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
-from dovetail_capture.interpreter.recipes import Rebuilder
-from dovetail_capture.interpreter.recorder import UNKNOWN_SIZE_HINT, Recorder
+from dovetail_capture.interpreter.recipes import effect_recipes, iterator_recipes
+from dovetail_capture.interpreter.recipes.rebuilder import Rebuilder
+from dovetail_capture.interpreter.session.covered_lines import visits
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import (
     CannotRebuild,
@@ -50,11 +53,10 @@ from dovetail_capture.interpreter.values.base import NONE, Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
 from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.wrap import cell_value
 from dovetail_capture.knobs import DEBUG
-from dovetail_capture.operator_warnings import OperatorWarnings
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import Const, FrameEnd, HandledHere, Recipe
+from dovetail_capture.reporting.operator_warnings import OperatorWarnings
 from dovetail_capture.skip import skipped_directories
 
 # Settings that tensor operations and folded torch functions read.
@@ -364,7 +366,7 @@ class _Attempt:
                 end = FrameEnd(returns=rebuilder.returned(returned))
             else:
                 end = self._broken_end(rebuilder)
-            effects.changes(rebuilder)
+            effect_recipes.changes(rebuilder)
             iterator_recipes.replay_steps(rebuilder)
             iterator_recipes.check_iterators(rebuilder)
             rebuilder.check_caches()
@@ -373,10 +375,10 @@ class _Attempt:
             rebuilder.check_copied_views()
             rebuilder.check_messages()
             self._check_made_leaves(rebuilder)
-            effects.under_locks(rebuilder)
-            effects.modes(rebuilder)
-            effects.settings(rebuilder)
-            effects.grad_mode(rebuilder, grad_mode, torch.is_grad_enabled())
+            effect_recipes.under_locks(rebuilder)
+            effect_recipes.modes(rebuilder)
+            effect_recipes.settings(rebuilder)
+            effect_recipes.grad_mode(rebuilder, grad_mode, torch.is_grad_enabled())
             self.cannot_check = value_checks.cannot_check(self.session)
             self.notices = value_checks.notices(self.session)
         except GraphBreakSignal as signal:

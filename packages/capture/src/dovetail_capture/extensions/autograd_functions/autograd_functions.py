@@ -24,9 +24,9 @@ from dovetail_capture.extensions.autograd_functions.autograd_function_nodes impo
     target_in_transform,
     target_of,
 )
-from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.late_reads import LateReads, share_memory, watching
+from dovetail_capture.interpreter.changes.late_reads import LateReads, share_memory, watching
+from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
     InnerRecorder,

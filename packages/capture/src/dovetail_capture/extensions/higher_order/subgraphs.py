@@ -18,12 +18,12 @@ from dovetail_guards.sym_node import expr_of
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from dovetail_capture.interpreter.aliasing import written_by
-from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.graph.aliasing import written_by
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.torch_functions.structures import template_of
-from dovetail_capture.interpreter.recorder import Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber

@@ -46,9 +46,9 @@ from dovetail_capture.extensions.numpy.numpy_on_tensors import (
     OF_TWO,
     UFUNCS,
 )
-from dovetail_capture.interpreter import numpy_errors
 from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
+from dovetail_capture.interpreter.protocols import numpy_errors
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value

@@ -19,7 +19,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.extensions.transforms.transformed_fakes import on_fakes
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
     InnerRecorder,
@@ -35,13 +35,13 @@ from dovetail_capture.interpreter.library.torch_functions.structures import (
     structure,
     template_of,
 )
+from dovetail_capture.interpreter.library.torch_functions.whole_calls import put_together
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.whole_calls import put_together
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

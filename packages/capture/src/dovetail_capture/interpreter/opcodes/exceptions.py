@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.bytecode import VERSION, Instruction
-from dovetail_capture.interpreter.frame import MAKE_GENERATOR, YIELD
+from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
+from dovetail_capture.interpreter.machine.frame import MAKE_GENERATOR, YIELD
 from dovetail_capture.interpreter.opcodes.names import built_in
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
@@ -16,7 +16,7 @@ from dovetail_capture.interpreter.values.functions import GeneratorValue, Handle
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine.frame import Frame
 
 
 def push_exc_info(frame: Frame, inst: Instruction) -> None:

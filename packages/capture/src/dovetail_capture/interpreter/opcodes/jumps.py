@@ -7,9 +7,9 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.bytecode import VERSION, Instruction
-from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.frame import RETURN
+from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
+from dovetail_capture.interpreter.machine.frame import RETURN
 from dovetail_capture.interpreter.opcodes.rows import (
     ALWAYS,
     FROM_312,
@@ -23,13 +23,13 @@ from dovetail_capture.interpreter.protocols import comparison, held_iterators
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean, is_none
-from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import SliceValue
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue, NativeMethod
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.truths import TruthOf
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine.frame import Frame
 
 # END_FOR (and on 3.13 the POP_TOP behind it) are skipped when a loop ends.
 _AFTER_LOOP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}[VERSION]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail_guards import clauses as c
 
-from dovetail_capture.interpreter.bytecode import VERSION, Instruction
+from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Row
 from dovetail_capture.interpreter.opcodes.stack import load_deref
 from dovetail_capture.interpreter.protocols import dicts
@@ -19,8 +19,8 @@ from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import SuperValue
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.frame import Frame
     from dovetail_capture.interpreter.machine import Interpreter
+    from dovetail_capture.interpreter.machine.frame import Frame
 
 _BUILTINS = builtins.__dict__
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dovetail_capture.interpreter.bytecode import Instruction
+from dovetail_capture.interpreter.machine.decoding import Instruction
 from dovetail_capture.interpreter.opcodes.rows import (
     ALWAYS,
     FROM_312,
@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine.frame import Frame
 
 
 def nothing(frame: Frame, inst: Instruction) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dovetail_capture.interpreter.bytecode import VERSION
+from dovetail_capture.interpreter.machine.decoding import VERSION
 from dovetail_capture.interpreter.opcodes import (
-    calls,
-    containers,
+    call_opcodes,
+    container_opcodes,
     exceptions,
     jumps,
     names,
-    operators,
+    operator_opcodes,
     stack,
 )
 from dovetail_capture.interpreter.opcodes.rows import Handler, Row
@@ -18,9 +18,9 @@ ROWS: tuple[Row, ...] = (
     *stack.ROWS,
     *names.ROWS,
     *jumps.ROWS,
-    *operators.ROWS,
-    *calls.ROWS,
-    *containers.ROWS,
+    *operator_opcodes.ROWS,
+    *call_opcodes.ROWS,
+    *container_opcodes.ROWS,
     *exceptions.ROWS,
 )
 

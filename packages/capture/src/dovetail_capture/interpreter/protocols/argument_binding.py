@@ -6,11 +6,11 @@ import inspect
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dovetail_capture.interpreter.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import FunctionValue
+from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -11,7 +11,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.wrappers import is_wrapper_type
 
-from dovetail_capture.interpreter.bytecode import VERSION
+from dovetail_capture.interpreter.machine.decoding import VERSION
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, dicts
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal

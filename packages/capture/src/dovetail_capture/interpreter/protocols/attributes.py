@@ -19,7 +19,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
-from dovetail_capture.interpreter.known_types import EQUALITY_TYPES
+from dovetail_capture.interpreter.inputs.stored_names import is_settled
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
@@ -38,7 +38,6 @@ from dovetail_capture.interpreter.protocols.object_attributes import (
     object_attr,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
-from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.arrays import ArraySource, ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -56,6 +55,7 @@ from dovetail_capture.interpreter.values.functions import (
     NativeMethod,
     SuperValue,
 )
+from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail_capture.interpreter import cached_calls, messages
+from dovetail_capture.interpreter.changes import messages
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.inlining import call_function, call_made_function
 from dovetail_capture.interpreter.protocols.instantiation import instantiate
 from dovetail_capture.interpreter.protocols.native_calls import call_native
+from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import TupleValue, hash_key

@@ -7,6 +7,7 @@ import types
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from dovetail_capture.interpreter.graph.value_ranges import decided
 from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts, method_equality
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
@@ -20,7 +21,6 @@ from dovetail_capture.interpreter.protocols.operands import (
 )
 from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
-from dovetail_capture.interpreter.value_ranges import decided
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
 from dovetail_capture.interpreter.values.chosen import Chosen

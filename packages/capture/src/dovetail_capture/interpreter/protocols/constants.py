@@ -7,7 +7,6 @@ import enum
 import types
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -20,6 +19,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.identities import IdOf
+from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 
-from dovetail_capture.interpreter.input_relations import changed_container
+from dovetail_capture.interpreter.inputs.input_relations import changed_container
 from dovetail_capture.interpreter.protocols import operators
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, is_none

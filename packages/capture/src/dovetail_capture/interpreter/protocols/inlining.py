@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from dovetail_capture.errors import CaptureError, place_of
-from dovetail_capture.interpreter.frame import Frame
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.machine.frame import Frame
 from dovetail_capture.interpreter.protocols.argument_binding import (
     bind,
     defaults_of,
@@ -80,7 +80,7 @@ _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "is_dynamo_compiling"): _is_compiling,
     ("dovetail_capture.api", "is_exporting"): _is_exporting,
     # Code that is captured is none of those that it tells.
-    ("dovetail_capture.optimized_module", "OptimizedModule._is_asked_by"): (
+    ("dovetail_capture.wrappers.optimized_module", "OptimizedModule._is_asked_by"): (
         lambda vm, args, kw: Constant(False)
     ),
     ("dovetail_capture.stance", "error_on_graph_break.__enter__"): _breaks_are_errors,

@@ -10,7 +10,6 @@ import torch
 from dovetail_prims.wrappers import is_wrapper_type
 from torch import nn
 
-from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.protocols.inlining import inline
 from dovetail_capture.interpreter.protocols.native_calls import (
@@ -22,6 +21,7 @@ from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.functional_twins import has_functional_twin
 
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.known_types import is_numpy
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:

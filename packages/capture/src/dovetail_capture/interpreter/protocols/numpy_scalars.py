@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dovetail_guards.source import Source
 
 from dovetail_capture import recipe as r
-from dovetail_capture.interpreter import numpy_errors
-from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.graph.recorder import Recorder
+from dovetail_capture.interpreter.protocols import numpy_errors
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Unread, Value
 from dovetail_capture.interpreter.values.draws import DrawSource

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards.shape_env import DataDependentError
 
-from dovetail_capture.interpreter import numpy_errors
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.inputs.stored_names import is_settled
+from dovetail_capture.interpreter.protocols import class_attributes, numpy_errors, object_attributes
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power

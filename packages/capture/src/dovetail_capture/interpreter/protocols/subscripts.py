@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dovetail_capture.interpreter.inputs.stored_names import is_settled
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
@@ -25,7 +26,6 @@ from dovetail_capture.interpreter.protocols.tensor_index import (
     tensor_key,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.stored_names import is_settled
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (

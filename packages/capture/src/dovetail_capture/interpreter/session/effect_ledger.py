@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.fx import Node
 
+from dovetail_capture.environment.torch_settings import KernelSettings
 from dovetail_capture.interpreter.values.arrays import CopiedView
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.contexts import ContextWrite
 from dovetail_capture.interpreter.values.hooks import Hooked
-from dovetail_capture.torch_settings import KernelSettings
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.messages import Message
+    from dovetail_capture.interpreter.changes.messages import Message
 
 CallForEffect = tuple[Any, list[Value], dict[str, Value]]
 

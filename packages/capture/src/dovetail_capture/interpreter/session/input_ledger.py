@@ -28,13 +28,13 @@ from torch.fx import Node
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from dovetail_capture.captured_frame import GraphInput
-from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
+from dovetail_capture.interpreter.session.input_shapes import InputShapes
 from dovetail_capture.interpreter.session.mode_ledger import ModeLedger
 from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
-from dovetail_capture.interpreter.shapes import InputShapes
+from dovetail_capture.interpreter.session.sources import SourceTable
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.sources import SourceTable
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.plain import PlainSource, as_class, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber

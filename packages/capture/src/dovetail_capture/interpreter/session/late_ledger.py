@@ -10,7 +10,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 if TYPE_CHECKING:
     from dovetail_prims.late_reads import LateRead
 
-    from dovetail_capture.interpreter.late_reads import LateReads
+    from dovetail_capture.interpreter.changes.late_reads import LateReads
 
 
 class LateLedger:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail_guards.source import Source
 
-from dovetail_capture.interpreter.cached_calls import Kept
+from dovetail_capture.interpreter.session.cached_calls import Kept
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.objects import ObjectValue

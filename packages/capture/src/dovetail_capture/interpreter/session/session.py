@@ -5,19 +5,19 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
-from dovetail_capture.interpreter.covered_lines import Offsets, is_measured
-from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.graph.recorder import Recorder
+from dovetail_capture.interpreter.session.covered_lines import Offsets, is_measured
 from dovetail_capture.interpreter.session.draw_ledger import DrawLedger
 from dovetail_capture.interpreter.session.effect_ledger import EffectLedger
 from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
 from dovetail_capture.interpreter.session.input_ledger import InputLedger
+from dovetail_capture.interpreter.session.input_shapes import InputShapes
 from dovetail_capture.interpreter.session.iterator_ledger import IteratorLedger
 from dovetail_capture.interpreter.session.late_ledger import LateLedger
 from dovetail_capture.interpreter.session.mode_ledger import ModeLedger
 from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
-from dovetail_capture.interpreter.shapes import InputShapes
-from dovetail_capture.interpreter.sources import SourceTable
-from dovetail_capture.interpreter.values.checks import PendingChecks
+from dovetail_capture.interpreter.session.sources import SourceTable
+from dovetail_capture.interpreter.values.truths import PendingChecks
 from dovetail_capture.options import CaptureOptions
 
 

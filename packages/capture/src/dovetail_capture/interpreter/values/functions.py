@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from dovetail_capture.interpreter.values.base import Lazy, Value
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.frame import Frame
+    from dovetail_capture.interpreter.machine.frame import Frame
     from dovetail_capture.interpreter.values.containers import DictValue
 
 

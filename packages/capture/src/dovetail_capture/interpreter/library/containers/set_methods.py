@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.bytecode import VERSION
 from dovetail_capture.interpreter.library.containers.sized_methods import (
     native_contains,
     native_eq,
@@ -13,6 +12,7 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     native_ne,
 )
 from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.decoding import VERSION
 from dovetail_capture.interpreter.protocols import operators
 from dovetail_capture.interpreter.protocols.symbolic_keys import add_member, member_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal

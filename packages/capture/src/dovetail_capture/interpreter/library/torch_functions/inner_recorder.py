@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.recorder import Recorder
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail_capture.interpreter.known_types import is_numpy
 from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
+from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

@@ -24,10 +24,10 @@ from torch.utils.hooks import RemovableHandle
 
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
-from dovetail_capture.interpreter.aliasing import may_write
-from dovetail_capture.interpreter.changes import no_changes
-from dovetail_capture.interpreter.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.late_reads import LASTING, NUMBERS, LateReads, watching
+from dovetail_capture.interpreter.changes.late_reads import LASTING, NUMBERS, LateReads, watching
+from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.graph.aliasing import may_write
+from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.protocols import dicts, sequences

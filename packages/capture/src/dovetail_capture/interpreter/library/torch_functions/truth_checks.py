@@ -18,11 +18,11 @@ from dovetail_capture.interpreter.protocols import operators, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
-from dovetail_capture.interpreter.values.checks import TruthOf
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
+from dovetail_capture.interpreter.values.truths import TruthOf
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -1,0 +1,1 @@
+"""Bytecode that is written: the assembler, continuations, and the unwinding of blocks."""

@@ -1,0 +1,1 @@
+"""What a frame changes and reads of what outlives it."""

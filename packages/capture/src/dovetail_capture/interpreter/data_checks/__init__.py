@@ -1,0 +1,1 @@
+"""Branches on the data of tensors: which are left to the graph to check, and what may catch."""

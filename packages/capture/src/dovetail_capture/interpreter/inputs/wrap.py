@@ -1,0 +1,552 @@
+"""From a pre-existing Python object and its source to a value, with the guard that this needs."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import inspect
+import re
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import torch
+from dovetail_guards import clauses as c
+from dovetail_guards import iterators
+from dovetail_guards.source import (
+    AttrSource,
+    CellContentsSource,
+    ClosureCellSource,
+    ClosureSource,
+    ItemSource,
+    IteratorSource,
+    LocalSource,
+    ObjectSource,
+    Source,
+)
+
+from dovetail_capture.interpreter.session.session import Session
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.arrays import (
+    FEW_KERNELS,
+    ArraySource,
+    ArrayValue,
+    array_parts,
+)
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    CellValue,
+    FunctionValue,
+    HeldIterator,
+    NativeMethod,
+)
+from dovetail_capture.interpreter.values.known_types import (
+    EQUALITY_TYPES,
+    IDENTITY_TYPES,
+    is_fixed_member,
+    is_numpy,
+)
+from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
+from dovetail_capture.marks import is_marked
+from dovetail_capture.skip import module_of
+
+_CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
+
+
+Wrapper = Callable[[Session, Any, Source], Value]
+V = TypeVar("V", bound=Value)
+
+
+def wrap(session: Session, real: Any, source: Source) -> Value:
+    """The value of a pre-existing object."""
+    cls = type(real)
+    wrapper = _WRAPPERS.get(cls) or session.objects.wrappers.get(cls)
+    if wrapper is None:
+        wrapper = _wrapper_for(real, cls)
+        if real.__class__ is cls:  # another object may say something else of its class
+            session.objects.wrappers[cls] = wrapper
+    value = wrapper(session, real, source)
+    if session.late.watch is not None:
+        session.late.watch.note(real, source, value)
+    return value
+
+
+def _wrapper_for(real: Any, cls: type) -> Wrapper:
+    """What makes the values of objects of a class that is none of those in the table."""
+    if isinstance(real, torch.Tensor):
+        return _tensor
+    if isinstance(real, (type, types.ModuleType, torch._ops.OpOverloadPacket)):
+        return _identity
+    if isinstance(real, enum.Enum) or (
+        type(cls).__name__ == "pybind11_type"
+        and (
+            hasattr(cls, "__members__")  # an enum written in C++
+        )
+    ):
+        return _identity
+    if is_numpy(cls, "ufunc") or is_numpy(cls, "_ArrayFunctionDispatcher"):
+        return _identity
+    if is_numpy(cls, "generic"):
+        return _equality
+    if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
+        return _array
+    if module_of(cls).partition(".")[0] == "numpy" and is_numpy(cls, "dtype"):
+        return _equality
+    return _object
+
+
+def _tensor(session: Session, real: torch.Tensor, source: Source) -> Value:
+    """A tensor: an input of the graph, if a graph can have it. A sparse or quantized one is an
+    object: what is done with it breaks the graph, where it is done."""
+    own = type(real) not in (torch.Tensor, torch.nn.Parameter)
+    if own or (real.layout is torch.strided and not real.is_quantized):
+        return session.inputs.tensor(real, source)
+    for name in ("layout", "dtype"):  # for one that a graph can have, another version is compiled
+        session.guards.add(c.ConstantIs, session.sources.attr(source, name), getattr(real, name))
+    return _object(session, real, source)
+
+
+def _equality(session: Session, real: Any, source: Source) -> Value:
+    return session.inputs.constant(real, source)
+
+
+def _identity(session: Session, real: Any, source: Source) -> Value:
+    session.guards.pin(source, real)
+    known = session.objects.known.get(id(real))
+    if known is None:
+        known = session.objects.bind(real, Constant(real, source))
+    return known
+
+
+def _is_passed(source: Source) -> bool:
+    """Does the object come from the frame's arguments or closure, maybe in a container?"""
+    while isinstance(source, (ItemSource, CellContentsSource, IteratorSource)) or (
+        isinstance(source, AttrSource)
+        and source.name in ("__closure__", "__func__", "__defaults__", "__kwdefaults__")
+    ):
+        source = source.base
+    return isinstance(source, (LocalSource, ClosureSource))
+
+
+def _function(session: Session, real: types.FunctionType, source: Source) -> Value:
+    """A function. One that is made anew by each call of the function around it is known by its
+    code, defaults and closure, where it is passed, or where an object that keeps it had another
+    in another call; any other by its identity."""
+    code = real.__code__
+    plain = not real.__dict__ and real.__qualname__ == code.co_qualname and not is_marked(real)
+    is_anew = _is_passed(source) or session.inputs.is_replaced(source)
+    if "<locals>" not in code.co_qualname or not plain or not is_anew:
+        return _identity(session, real, source)
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    sources = session.sources
+    _guard_type(session, real, source)
+    session.guards.pin(sources.attr(source, "__code__"), code)
+    session.guards.pin(sources.attr(source, "__globals__"), real.__globals__)
+    session.guards.add(c.LengthIs, sources.attr(source, "__dict__"), 0)
+    value = FunctionValue(code, real.__globals__)
+    value.source = source
+    value.name = real.__name__
+    value.given = real
+    if real.__defaults__ is None:
+        session.guards.add(c.ConstantIs, sources.attr(source, "__defaults__"), None)
+    else:
+        base = sources.attr(source, "__defaults__")
+        session.guards.add(c.LengthIs, base, len(real.__defaults__))
+        value.defaults = tuple(
+            Lazy(item, sources.item(base, index))  # type: ignore[misc]
+            for index, item in enumerate(real.__defaults__)
+        )
+    base = sources.attr(source, "__kwdefaults__")
+    if real.__kwdefaults__ is None:
+        session.guards.add(c.ConstantIs, base, None)
+    else:
+        value.kwdefaults = wrap(session, real.__kwdefaults__, base)  # type: ignore[assignment]
+    base = sources.attr(source, "__closure__")
+    value.closure = tuple(
+        _cell(session, cell, sources.item(base, index))  # type: ignore[misc]
+        for index, cell in enumerate(real.__closure__ or ())
+    )
+    return _remember(session, real, value)
+
+
+def _generator(session: Session, real: torch.Generator, source: Source) -> Value:
+    """A generator of random numbers. One that is passed, another in each call maybe, is known by
+    its device."""
+    if not _is_passed(source):
+        return _identity(session, real, source)
+    session.guards.add(c.ConstantIs, session.sources.attr(source, "device"), real.device)
+    return _object(session, real, source)
+
+
+def _builtin_method(session: Session, real: Any, source: Source) -> Value:
+    """`tensor.add`, `items.append`, `MyFunction.apply` and their like: a method of a C type bound
+    to an object or a class."""
+    receiver = real.__self__
+    descriptor: Any = None
+    if isinstance(receiver, type):
+        descriptor = inspect.getattr_static(receiver, real.__name__, None)
+    elif _is_passed(source) and not isinstance(receiver, types.ModuleType):
+        # (Likely bound anew by each call: its identity says nothing.)
+        descriptor = inspect.getattr_static(type(receiver), real.__name__, None)
+    if not isinstance(descriptor, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
+        return _identity(session, real, source)
+    sources = session.sources
+    _guard_type(session, real, source)
+    session.guards.add(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
+    bound = wrap(session, receiver, sources.attr(source, "__self__"))
+    value = NativeMethod(descriptor, bound, real.__name__)
+    value.source = source
+    return value
+
+
+def _array(session: Session, real: Any, source: Source) -> Value:
+    """A NumPy array: in the graph it is the tensor over its memory. One that torch has no tensor
+    for is an object: what is done with it breaks the graph, where it is done."""
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    _guard_type(session, real, source)
+    tensor = _tensor_over(real)
+    if tensor is None:
+        for path in ("dtype.str", "strides", "flags.writeable"):
+            place = session.sources.attrs(source, path)
+            session.guards.add(c.ConstantIs, place, attrgetter(path)(real))
+        return _object(session, real, source)
+    for path, expected in array_parts(real):
+        session.guards.add(c.ConstantIs, session.sources.attrs(source, path), expected)
+    value = ArrayValue(session.inputs.array(tensor, ArraySource(source)), type(real), source)
+    return _remember(session, real, value)
+
+
+def _tensor_over(real: Any) -> torch.Tensor | None:
+    """The tensor over the memory of an array, for a graph to read and to write."""
+    if not real.flags.writeable:
+        return None
+    try:
+        tensor = torch.from_numpy(real)
+    except (TypeError, ValueError):  # an odd dtype, negative strides
+        return None
+    return None if tensor.dtype in FEW_KERNELS else tensor
+
+
+def _known(session: Session, real: Any, source: Source) -> Value | None:
+    """The value already made for this object, reached now by another source."""
+    known = session.objects.known.get(id(real))
+    if known is not None and known.source is not None:
+        session.guards.same(known.source, source)
+    return known
+
+
+def _remember(session: Session, real: Any, value: V) -> V:
+    return session.objects.bind(real, value)
+
+
+def _guard_type(session: Session, real: Any, source: Source) -> None:
+    if type(source) is not ObjectSource:
+        session.guards.add(c.TypeIs, source, type(real))
+
+
+def _tuple(session: Session, real: Any, source: Source) -> Value:
+    if type(source) is not ObjectSource:
+        session.guards.add(c.TypeIs, source, type(real))
+        session.guards.add(c.LengthIs, source, len(real))
+    known = _known(session, real, source) if real else None
+    if known is not None:
+        return known
+    children = _members(session, real, source)
+    return _remember(session, real, TupleValue(children, type(real), source))
+
+
+def _members(session: Session, real: tuple[Any, ...], source: Source) -> list[Lazy]:
+    look, item = partial(wrap, session), session.sources.item
+    return [Lazy(m, item(source, n), look) for n, m in enumerate(tuple.__iter__(real))]
+
+
+def _list(session: Session, real: Any, source: Source) -> Value:
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    _guard_type(session, real, source)
+
+    def read() -> list[Any]:
+        session.guards.add(c.LengthIs, source, len(real))
+        item = session.sources.item
+        return [Lazy(child, item(source, index)) for index, child in enumerate(real)]
+
+    if type(real) is list:
+        value = ListValue((), list, source, read)
+    else:
+        value = ListValue(read(), type(real), source)
+        value.maxlen = real.maxlen
+        session.guards.add(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
+    return _remember(session, real, value)
+
+
+def _dict(session: Session, real: Any, source: Source) -> Value:
+    fields = session.objects.instance_dicts.get(id(real))
+    if fields is not None:
+        assert fields.holder is not None and fields.holder.source is not None
+        session.guards.same(session.sources.attr(fields.holder.source, "__dict__"), source)
+        return fields
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    if type(real) is collections.OrderedDict and vars(real):  # a module's `state_dict`, say
+        return _object(session, real, source)
+    _guard_type(session, real, source)
+    value = DictValue(type(real), source, real)
+    if type(real) is collections.defaultdict:
+        value.default_factory = wrap(
+            session, real.default_factory, session.sources.attr(source, "default_factory")
+        )
+    return _remember(session, real, value)
+
+
+def _set(session: Session, real: Any, source: Source) -> Value:
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    if not all(is_fixed_member(item) for item in real):
+        return _object(session, real, source)  # what is done with it breaks the graph
+    if type(source) is not ObjectSource:
+        session.guards.add(c.TypeIs, source, type(real))
+        _guard_order(session, real, source)
+    members = [Constant(item) for item in real]
+    value = SetValue(members, type(real), source, copied=frozenset(real))
+    return _remember(session, real, value)
+
+
+def _guard_order(session: Session, real: Any, source: Source) -> None:
+    """Guard the members of a set, in the order in which it gives them."""
+    place = session.sources.iterator_part(source, "order")
+    session.guards.add(c.ConstantIs, place, iterators.order(real))
+
+
+def _slice(session: Session, real: Any, source: Source) -> Value:
+    _guard_type(session, real, source)
+    parts = [
+        wrap(session, getattr(real, name), session.sources.attr(source, name))
+        for name in ("start", "stop", "step")
+    ]
+    return SliceValue(*parts)
+
+
+def _method(session: Session, real: Any, source: Source) -> Value:
+    _guard_type(session, real, source)
+    return BoundMethod(
+        wrap(session, real.__func__, session.sources.attr(source, "__func__")),
+        wrap(session, real.__self__, session.sources.attr(source, "__self__")),
+        source,
+    )
+
+
+def _cell(session: Session, real: Any, source: Source) -> Value:
+    known = session.objects.known.get(id(real))
+    if isinstance(known, CellValue):
+        # Guards cannot speak of the frame's own cells, only of their contents.
+        if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
+            session.guards.same(known.content.source, session.sources.cell(source))
+        return known
+    return _remember(session, real, cell_value(session, real, source))
+
+
+def cell_value(
+    session: Session, real: Any, source: Source, content_source: Source | None = None
+) -> CellValue:
+    """The value of a pre-existing cell."""
+    try:
+        content = real.cell_contents
+    except ValueError:
+        return CellValue(None, source, real)
+    return CellValue(Lazy(content, content_source or session.sources.cell(source)), source, real)
+
+
+def _object(session: Session, real: Any, source: Source) -> Value:
+    known = session.objects.known.get(id(real))
+    if known is not None and known.source is not None:
+        if (
+            isinstance(known, ObjectValue)
+            and known.pinned
+            and not session.inputs.is_replaced(source)
+        ):
+            session.guards.pin(source, real)
+        else:
+            session.guards.same(known.source, source)
+        return known
+    cls = type(real)
+    if isinstance(real, threading.local):
+        return _thread_local(session, real, source)
+    if _has_another_dict(real):
+        raise GraphBreakSignal(
+            f"an object of the class {cls.__qualname__}, which looks its attributes up in C",
+            "read what is needed of it before the compiled function runs",
+        )
+    value = ObjectValue(cls, real, source)
+    if type(source) is ObjectSource:
+        value.pinned = True
+    elif isinstance(real, torch.nn.Module) and not session.inputs.is_replaced(source):
+        session.guards.pin(source, real)
+        session.guards.add(c.TypeIs, source, cls)
+        value.pinned = True
+    else:
+        session.guards.add(c.TypeIs, source, cls)
+    try:
+        attributes = value.fields.origin = object.__getattribute__(real, "__dict__")
+    except AttributeError:
+        value.fields.origin = None
+    else:
+        seen = session.objects.known.get(id(attributes))
+        shared = session.objects.instance_dicts.get(id(attributes))
+        place = session.sources.attr
+        if isinstance(seen, DictValue) and seen.source is not None:  # by another way
+            session.guards.same(seen.source, place(source, "__dict__"))
+            value.fields = seen
+        elif shared is not None:  # by another object, of which it is the dictionary, too
+            assert shared.holder is not None and shared.holder.source is not None
+            session.guards.same(place(shared.holder.source, "__dict__"), place(source, "__dict__"))
+            value.fields = shared
+        else:
+            session.objects.bind_instance_dict(attributes, value.fields)
+    if issubclass(cls, _CONTAINERS):
+        base = next(base for base in _CONTAINERS if issubclass(cls, base))
+        value.native = _native_part(session, real, source, base)
+    return _remember(session, real, value)
+
+
+def _weak_proxy(session: Session, real: Any, source: Source) -> Value:
+    """A `weakref.proxy`, of which nothing is asked here: its target would answer, or be gone."""
+    known = session.objects.known.get(id(real))
+    if known is not None and known.source is not None:
+        session.guards.same(known.source, source)
+        return known
+    value = ObjectValue(type(real), real, source)
+    value.fields.origin = None
+    session.guards.add(c.TypeIs, source, type(real))
+    return _remember(session, real, value)
+
+
+def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
+    """Its identity says which mapping it shows; what is read of that is guarded there."""
+    session.guards.pin(source, real)
+    known = session.objects.known.get(id(real))
+    if known is None:
+        known = _remember(session, real, ObjectValue(type(real), real, source))
+        known.pinned = True
+        known.fields.origin = None
+    return known
+
+
+def _iterator(session: Session, real: Any, source: Source) -> Value:
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    _guard_type(session, real, source)
+    return _remember(session, real, HeldIterator(real, source))
+
+
+def _view(session: Session, real: Any, source: Source) -> Value:
+    """A view of a dictionary: what it shows is guarded there."""
+    known = _known(session, real, source)
+    if known is not None:
+        return known
+    _guard_type(session, real, source)
+    place = session.sources.iterator_part(source, "viewed")
+    value = DictView(wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)])
+    value.source = source
+    return _remember(session, real, value)
+
+
+def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
+    """Its attributes are in a dictionary of this thread, which guards find as Python does: where
+    another thread asks first, they run `__init__`, as the compiled code would that reads it."""
+    _guard_type(session, real, source)
+    value = ObjectValue(type(real), real, source)
+    fields = wrap(session, real.__dict__, session.sources.attr(source, "__dict__"))
+    assert isinstance(fields, DictValue)
+    value.fields = fields
+    return _remember(session, real, value)
+
+
+def _has_another_dict(real: Any) -> bool:
+    """True if C code of its class gives it attributes elsewhere than in the dictionary that Python
+    objects have: `threading.local`, which has one for each thread."""
+    looked_up_by: Any = type(real).__getattribute__
+    if looked_up_by is object.__getattribute__:
+        return False
+    if not isinstance(looked_up_by, types.WrapperDescriptorType):
+        return False
+    try:
+        own = object.__getattribute__(real, "__dict__")
+    except AttributeError:
+        return False
+    return own is not looked_up_by(real, "__dict__")
+
+
+def _native_part(session: Session, real: Any, source: Source, base: type) -> Value | None:
+    """The list, dict, tuple or set inside an instance of a subclass of one; None for a set whose
+    members are not constants."""
+    if base in (list, tuple, collections.deque):
+        length = base.__len__(real)
+        session.guards.add(c.LengthIs, source, length)
+        if base is tuple:
+            return TupleValue(_members(session, real, source), tuple, source)
+        item = session.sources.item
+        children = [
+            Lazy(child, item(source, index)) for index, child in enumerate(base.__iter__(real))
+        ]
+        return ListValue(children, base, source)
+    if base is dict:
+        kinds = (collections.OrderedDict, collections.defaultdict, dict)
+        kind = next(kind for kind in kinds if isinstance(real, kind))
+        return DictValue(kind, source, real)
+    members = iterators.order(real)
+    if not all(map(is_fixed_member, members)):
+        return None
+    _guard_order(session, real, source)
+    items = [Constant(item) for item in members]
+    return SetValue(items, base, source, copied=iterators.members(real))
+
+
+_WRAPPERS: dict[type, Wrapper] = {
+    **dict.fromkeys(EQUALITY_TYPES, _equality),
+    **dict.fromkeys(IDENTITY_TYPES, _identity),
+    int: lambda session, real, source: session.inputs.number(real, source),
+    float: lambda session, real, source: session.inputs.number(real, source),
+    tuple: _tuple,
+    torch.Size: _tuple,
+    list: _list,
+    collections.deque: _list,
+    dict: _dict,
+    collections.OrderedDict: _dict,
+    collections.defaultdict: _dict,
+    set: _set,
+    frozenset: _set,
+    slice: _slice,
+    torch.Generator: _generator,
+    types.MethodType: _method,
+    types.FunctionType: _function,
+    types.BuiltinMethodType: _builtin_method,
+    type(re.compile("").match): _builtin_method,  # a C method that is told the class it is of
+    types.CellType: _cell,
+    types.MappingProxyType: _mapping_proxy,
+    weakref.ProxyType: _weak_proxy,
+    weakref.CallableProxyType: _weak_proxy,
+    **dict.fromkeys(iterators.READABLE, _iterator),
+    **dict.fromkeys(iterators.VIEWS, _view),
+    StandIn: lambda session, real, source: real.value,
+}

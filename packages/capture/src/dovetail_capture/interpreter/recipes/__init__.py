@@ -1,0 +1,1 @@
+"""From the values at a capture's end to recipes, by which replacement code rebuilds them."""

@@ -1,0 +1,132 @@
+"""Recipes of objects made in the frame: instances of classes, exceptions among them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from dovetail_capture import rebuild
+from dovetail_capture import recipe as r
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
+from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    SetValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.functions import TracebackValue
+from dovetail_capture.interpreter.values.objects import ObjectValue
+
+if TYPE_CHECKING:
+    from dovetail_capture.interpreter.recipes.rebuilder import Rebuilder
+
+_OWN_FILES = os.path.dirname(os.path.abspath(rebuild.__file__)) + os.sep
+# Exceptions that have fields besides `args`, which C code sets.
+_WITH_FIELDS = (StopIteration, SystemExit, ImportError, OSError, SyntaxError, UnicodeError)
+
+
+def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
+    """A new instance; its contents and attributes are effects, so that it may be in them."""
+    made_class = rebuilder.made_class(item.cls)
+    if made_class is not None and isinstance(item.native, TupleValue):
+        parts = r.Build("tuple", rebuilder.recipes(item.native.items))
+        return r.CallFunction(r.Const(tuple.__new__), (made_class, parts))
+    rebuilder.check_lasts(item.cls)
+    if item.base_new is functools.partial:
+        return _partial(rebuilder, item)
+    if item.base_new is types.MappingProxyType:
+        mapping = rebuilder.recipe(item.slots["mapping"])
+        return r.CallFunction(r.Const(types.MappingProxyType), (mapping,))
+    if item.base_new is weakref.ReferenceType or is_proxy(item.base_new):
+        target = rebuilder.recipe(item.slots["target"])
+        make = weakref.proxy if is_proxy(item.base_new) else weakref.ref
+        return r.CallFunction(r.Const(make), (target,))
+    native = item.native
+    args: tuple[r.Recipe, ...] = ()
+    if isinstance(native, TupleValue):
+        args = (r.Build("tuple", rebuilder.recipes(native.items)),)
+    elif issubclass(item.cls, BaseException):
+        found = item.slots.get("args")
+        args = rebuilder.recipes(found.items) if isinstance(found, TupleValue) else ()
+    new = rebuilder.remember(item, _new(item, args))
+    if issubclass(item.cls, _WITH_FIELDS):
+        base = next(base for base in item.cls.__mro__ if base.__module__ == "builtins")
+        init = r.CallFunction(r.Const(base.__init__), (new, *args))  # type: ignore[misc]
+        rebuilder.effects.append(r.RunCall(init))
+    if isinstance(native, ListValue):
+        rebuilder.effects.append(r.ReplaceContents(new, "list", rebuilder.recipes(native.items)))
+    elif isinstance(native, SetValue):
+        rebuilder.effects.append(
+            r.ReplaceContents(new, "set", rebuilder.recipes(native.items.values()))
+        )
+    elif isinstance(native, DictValue):
+        rebuilder.fill_dict(new, native)
+    _set_attributes(rebuilder, item, new)
+    made = ("args", "value") if issubclass(item.cls, BaseException) else ()
+    for name, slot in item.slots.items():
+        if name not in made and not _is_own_traceback(item, slot):
+            set_slot(rebuilder, item, new, name, slot)
+    return new
+
+
+def _partial(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
+    """A partial, of a subclass maybe, and the attributes that were set on it."""
+    function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
+    assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
+    new = r.CallFunction(
+        r.Const(functools.partial.__new__),
+        (r.Const(item.cls), rebuilder.recipe(function), *rebuilder.recipes(args.items)),
+        tuple(
+            (rebuilder.vm.as_python(key), rebuilder.recipe(value))
+            for key, value in dicts.items(rebuilder.vm, keywords)
+        ),
+    )
+    rebuilder.remember(item, new)
+    _set_attributes(rebuilder, item, new)
+    return new
+
+
+def _set_attributes(rebuilder: Rebuilder, item: ObjectValue, target: r.Recipe) -> None:
+    """Write the instance's `__dict__`."""
+    for key, value in dicts.materialise(rebuilder.vm, item.fields).values():
+        name = rebuilder.vm.as_python(key)
+        rebuilder.effects.append(r.SetAttr(target, name, rebuilder.recipe(value), raw=True))
+
+
+def set_slot(
+    rebuilder: Rebuilder, item: ObjectValue, target: r.Recipe, name: str, slot: Value
+) -> None:
+    """Write a `__slots__` member, or a C field of an exception."""
+    if issubclass(item.cls, BaseException):
+        parts = (target, r.Const(name), rebuilder.recipe(slot))
+        rebuilder.effects.append(r.RunCall(r.CallFunction(r.Const(object.__setattr__), parts)))
+    else:
+        raw = not issubclass(item.cls, torch._C._FunctionBase)  # its fields are C functions
+        rebuilder.effects.append(r.SetAttr(target, name, rebuilder.recipe(slot), raw=raw))
+
+
+def _new(item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
+    """A new object with the parts that its class's `__new__` takes."""
+    new = r.NewObject(item.cls, item.base_new, args)
+    traceback = item.slots.get("__traceback__")
+    if not isinstance(traceback, TracebackValue) or traceback.error is not item:
+        return new
+    passed = traceback.places[traceback.first :]
+    places = tuple(
+        rebuild.place_of_error(code, offset)
+        for code, offset in passed
+        if not code.co_filename.startswith(_OWN_FILES)  # C code, said in Python by us
+    )
+    return r.CallFunction(r.Const(rebuild.with_traceback), (new, r.Const(places)))
+
+
+def _is_own_traceback(item: ObjectValue, slot: Value) -> bool:
+    """Is it the traceback of this very exception? It is rebuilt together with it."""
+    return isinstance(slot, TracebackValue) and slot.error is item

@@ -1,0 +1,511 @@
+"""From the values alive at the end of a capture to recipes. (Of changes: `effects`.)"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from dovetail_guards.expr import Expr
+from dovetail_guards.shape_env import DataDependentError
+from dovetail_guards.source import AttrSource, InstanceAttrSource, ObjectSource, Source
+from dovetail_guards.sym_node import expr_of
+from dovetail_prims.wrappers import is_wrapper_type
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from dovetail_capture import rebuild
+from dovetail_capture import recipe as r
+from dovetail_capture._frame_hook import Switched
+from dovetail_capture.interpreter.changes.late_reads import state_of
+from dovetail_capture.interpreter.graph.inference_tensors import as_inference
+from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.protocols import dicts
+from dovetail_capture.interpreter.recipes.iterator_recipes import iterator_recipe
+from dovetail_capture.interpreter.recipes.object_recipes import object_recipe
+from dovetail_capture.interpreter.session import cached_calls
+from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
+from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
+from dovetail_capture.interpreter.values.arrays import ArrayValue
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    DictView,
+    ListValue,
+    MemoValue,
+    SetValue,
+    SliceValue,
+    TupleValue,
+)
+from dovetail_capture.interpreter.values.contexts import TokenValue
+from dovetail_capture.interpreter.values.functions import (
+    BoundMethod,
+    CellValue,
+    FunctionValue,
+    GeneratorValue,
+    HandleValue,
+    IteratorValue,
+    NativeMethod,
+    SuperValue,
+    TracebackValue,
+    TransformValue,
+)
+from dovetail_capture.interpreter.values.identities import IdOf
+from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.plain import as_class
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.texts import LateText
+from dovetail_capture.interpreter.values.truths import TruthOf
+
+_PLAIN_READS: tuple[Any, ...] = tuple(
+    cls.__getattribute__ for cls in (object, type, types.ModuleType)
+)
+
+
+class Rebuilder:
+    """Writes recipes. `outputs` are the graph nodes that the recipes use, in output order;
+    `effects` are what must be replayed after the graph."""
+
+    def __init__(self, vm: Interpreter) -> None:
+        self.vm = vm
+        self.outputs: list[Node] = []
+        self.effects: list[r.Effect] = []
+        self._made: dict[int, r.Recipe] = {}
+        self._open: set[int] = set()
+        self._keep_alive: list[Value] = []
+        self._positions: dict[Node, int] = {}
+        self.at_places: list[tuple[r.Recipe, IteratorValue]] = []
+        self._called: dict[int, r.Recipe] = {}
+        self._holders: dict[int, Value] = {}  # what existed before, by the ids of sources
+        self._remakes_classes = False
+        self._calls = False  # is the recipe of a call for its effect being made?
+
+    # --- values --------------------------------------------------------------------------------
+
+    def recipe(self, item: Any) -> r.Recipe:
+        """The recipe of a value (one recipe per object, so that identity survives)."""
+        if isinstance(item, Lazy):
+            return self._fetch_lazy(item)
+        made = self._made.get(id(item))
+        if made is not None:
+            return made
+        if id(item) in self._open:
+            return self._cycle(item)
+        self._open.add(id(item))
+        self._keep_alive.append(item)
+        new = self._make(item)
+        self._open.discard(id(item))
+        early = self._made.get(id(item))
+        if early is not None and early is not new:  # a cycle went through this container
+            assert isinstance(new, r.Build)
+            self.effects.append(r.ReplaceContents(early, new.kind, new.items))
+            return early
+        self._made[id(item)] = new
+        return new
+
+    def _fetch_lazy(self, item: Lazy) -> r.Recipe:
+        known = self.vm.session.objects.known.get(id(item.real))
+        if known is not None and known.source is item.source:
+            return self.recipe(known)
+        made = self._made.get(id(item.source))
+        if made is None:
+            self.check_lasts(item.real)
+            self._check_source(item.source)
+            made = self._made[id(item.source)] = r.Fetch(item.source)
+        return made
+
+    def returned(self, value: Value) -> r.Recipe:
+        """The recipe of what the frame returns. (What goes on after a break would be guarded to
+        have the very class that one call made, and be compiled for each call.)"""
+        self._remakes_classes = True
+        return self.recipe(value)
+
+    def made_class(self, real: Any) -> r.Recipe | None:
+        """How the program makes a class again that was made in the frame, if a recipe can tell."""
+        if not self._remakes_classes:
+            return None
+        return self.vm.session.objects.class_recipes.get(id(real))
+
+    def check_lasts(self, real: Any) -> None:
+        """Refuse a class that was made for this capture only, and what belongs to it."""
+        born = self.vm.session.objects.stand_ins.get(id(real))
+        if born is not None:
+            name = getattr(real, "__qualname__", type(real).__name__)
+            raise CannotRebuild(f"{name}, made in the frame,", born)
+
+    def _check_source(self, source: Source) -> None:
+        if self.vm.session.objects.stand_ins:
+            while not isinstance(source, ObjectSource):
+                base = getattr(source, "base", None)
+                if base is None:
+                    return
+                source = base
+            self.check_lasts(source.obj)
+
+    def _cycle(self, item: Value) -> r.Recipe:
+        if isinstance(item, (ListValue, DictValue, SetValue)) and item.python_type() in (
+            list, dict, set,
+        ):  # fmt: skip
+            new = self._made[id(item)] = r.NewEmpty(item.python_type().__name__)
+            return new
+        raise CannotRebuild(f"{item.describe()} that contains itself")
+
+    def remember(self, item: Value, new: r.Recipe) -> r.Recipe:
+        """Make `new` the recipe before the parts are visited, so that cycles find it."""
+        self._made[id(item)] = new
+        return new
+
+    def _set(self, item: SetValue) -> r.Recipe:
+        """Made of its members one by one, or as a copy, if only so they come in the same order."""
+        keys, added = [key for key, _ in item.in_order()], set[Any]()
+        for key in item.items:
+            added.add(key)
+        if keys != list(added) and all(isinstance(v, Constant) for v in item.items.values()):
+            whole = frozenset(item.table())
+            if keys == list(set(whole)):
+                return r.CallFunction(r.Const(item.cls), (r.Const(whole),))
+        return r.Build(item.cls.__name__, self.recipes(item.items.values()))
+
+    def recipes(self, items: Iterable[Any]) -> tuple[r.Recipe, ...]:
+        """Those of several values, in order."""
+        return tuple(self.recipe(item) for item in items)
+
+    def _make(self, item: Value) -> r.Recipe:
+        """What is constant, the graph gives or existed before; or else what the frame made."""
+        if isinstance(item, LateText):
+            parts = self.recipes(item.parts)
+            return r.CallFunction(r.Const(item.template.format), parts)
+        if isinstance(item, Constant) and not self._is_fetched(item):
+            made = self.made_class(item.value)
+            if made is not None:
+                return made
+            self.check_lasts(item.value)
+            return r.Const(item.value)
+        source = item.source
+        if isinstance(item, DictValue) and item.is_instance_dict:
+            return r.GetAttr(self.recipe(item.holder), "__dict__")
+        if isinstance(item, TensorValue) and source is None:
+            return self._tensor(item)
+        if isinstance(item, SymbolicNumber) and source is None:
+            if isinstance(item, TruthOf) and self.vm.session.recorder.data_env is None:
+                if item.known is None:
+                    raise CannotRebuild(item.describe(), item.born)
+                return r.Const(item.known)
+            return self._number(item)
+        if source is not None:
+            self._check_source(source)
+            return r.Const(source.obj) if isinstance(source, ObjectSource) else r.Fetch(source)
+        return self._make_anew(item)
+
+    def _is_fetched(self, item: Constant) -> bool:
+        """Is it a constant that nothing has looked at and that can be had without running code of
+        the program's (a `__getattribute__`)?"""
+        if item.unread is None:
+            return False
+        source: Any = item.source
+        while (base := getattr(source, "base", None)) is not None:
+            if isinstance(source, (AttrSource, InstanceAttrSource)):
+                if not self._holders:
+                    known = self.vm.session.objects.known.values()
+                    self._holders = {id(value.source): value for value in known}
+                holder = self._holders.get(id(base))
+                if holder is None or holder.python_type().__getattribute__ not in _PLAIN_READS:
+                    return False
+            source = base
+        return True
+
+    def _make_anew(self, item: Value) -> r.Recipe:
+        if isinstance(item, ArrayValue):
+            array = r.CallFunction(r.Const(rebuild.as_array), (self.recipe(item.tensor),))
+            if not item.is_scalar:
+                return array
+            return r.CallFunction(r.GetAttr(array, "__getitem__"), (r.Build("tuple", ()),))
+        if isinstance(item, TupleValue):
+            built = r.Build("tuple", self.recipes(item.items))
+            return built if item.cls is tuple else r.CallFunction(r.Const(item.cls), (built,))
+        if isinstance(item, ListValue):
+            built = r.Build("list", self.recipes(item.items))
+            if item.cls is list:
+                return built
+            return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
+        if isinstance(item, IdOf):
+            return r.CallFunction(r.Const(id), (self.recipe(item.of),))
+        if isinstance(item, MemoValue):
+            raise CannotRebuild(item.describe(), item.born)
+        if isinstance(item, DictValue):
+            return self._dict(item)
+        if isinstance(item, SetValue):
+            return self._set(item)
+        if isinstance(item, SliceValue):
+            return r.Build("slice", self.recipes((item.start, item.stop, item.step)))
+        if isinstance(item, ObjectValue):
+            return object_recipe(self, item)
+        if isinstance(item, BoundMethod):
+            parts = (self.recipe(item.function), self.recipe(item.receiver))
+            return r.CallFunction(r.Const(types.MethodType), parts)
+        if isinstance(item, NativeMethod):
+            return self._native_method(item)
+        if isinstance(item, SuperValue):
+            self.check_lasts(item.cls)
+            return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
+        if isinstance(item, DictView):
+            return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
+        if isinstance(item, TracebackValue):
+            return r.GetAttr(self.recipe(item.error), "__traceback__")
+        if isinstance(item, CellValue):
+            return self._cell(item)
+        if isinstance(item, FunctionValue):
+            return self._function(item)
+        if isinstance(item, TransformValue) and item.inner is None:
+            options = tuple((name, r.Const(option)) for name, option in item.options.items())
+            transform = r.Const(item.transform)
+            return r.CallFunction(transform, (self.recipe(item.function),), options)
+        if isinstance(item, IteratorValue) and (item.plain or item.over is not None):
+            return iterator_recipe(self, item)
+        if isinstance(item, GeneratorValue) and item.finished:
+            return r.CallFunction(r.Const(rebuild.ended_generator), (r.Const(item.frame.code),))
+        if isinstance(item, HandleValue) and item.late is not None and not item.removed:
+            if self._calls:
+                raise CannotRebuild(f"{item.describe()} which a hook keeps", item.born)
+            return self.call_for_effect(item.late)
+        kinds = (IteratorValue, GeneratorValue, TransformValue, HandleValue, TokenValue)
+        made = isinstance(item, kinds)
+        born = item.born if made else 0  # type: ignore[attr-defined]
+        raise CannotRebuild(item.describe(), born)
+
+    def call_for_effect(self, wanted: CallForEffect) -> r.Recipe:
+        """What a call gives that the frame makes for its effect; it is made behind those before."""
+        for call in self.vm.session.effects.calls:
+            if id(call) not in self._called:
+                function, args, kwargs = call
+                self._calls = True
+                named = tuple((name, self.recipe(value)) for name, value in kwargs.items())
+                given = self.recipes(args)
+                self._calls = False
+                # Run with capture off: what it calls is no part of the program.
+                made = r.CallFunction(r.Const(Switched(function, None)), given, named)
+                self._called[id(call)] = made
+                self.effects.append(r.RunCall(made))
+            if call is wanted:
+                break
+        return self._called[id(wanted)]
+
+    def check_caches(self) -> None:
+        """What a cache keeps stays inside, and as it was made."""
+        for kept in self.vm.session.objects.cached_calls.values():
+            cached_calls.check(kept, self._made)
+
+    def check_hooks(self) -> None:
+        """What a hook closes over is, when it runs, what it was when it was captured."""
+        for hooked in self.vm.session.effects.hooks:
+            for cell, content in hooked.cells:
+                if cell.content is not content or id(cell) in self._made:
+                    hooked.refuse("a variable that a hook closes over")
+            inputs = [getattr(value, "fake", None) for _, value in self.vm.session.inputs.entries]
+            outputs = [node.meta.get("val") for node in self.outputs]
+            if hooked.takes_what_changes(inputs, outputs):
+                hooked.refuse("a tensor that a hook closes over, and which may be written to,")
+
+    def check_late_reads(self) -> None:
+        """What a backward reads is, when it runs, what it was when it was captured."""
+        for state in self.vm.session.late.states:
+            state.check(self._made, state_of)
+
+    def check_messages(self) -> None:
+        """What a message shows is, when it is written, what it was when the program wrote it."""
+        for message in self.vm.session.effects.messages:
+            message.check(self.vm.session)
+
+    def check_copied_views(self) -> None:
+        """What stands for a view of a NumPy array shows what the array holds."""
+        outside = [getattr(value, "fake", None) for _, value in self.vm.session.inputs.entries]
+        outside += [node.meta.get("val") for node in self.outputs]
+        for copied in self.vm.session.effects.copied_views:
+            copied.check(outside)
+
+    def _native_method(self, item: NativeMethod) -> r.Recipe:
+        """A C method bound to its receiver: by name, unless (through `super`) another has it."""
+        receiver, bind = item.receiver, r.Const(item.descriptor.__get__)
+        if isinstance(receiver, Constant) and isinstance(receiver.value, type):
+            cls = receiver.value
+            if isinstance(item.descriptor, types.ClassMethodDescriptorType):
+                if inspect.getattr_static(cls, item.name, None) is item.descriptor:
+                    return r.GetAttr(self.recipe(receiver), item.name)
+                return r.CallFunction(bind, (r.Const(None), r.Const(cls)))
+            # A method of its metaclass: its name may be one of the class's own.
+            return r.CallFunction(bind, (self.recipe(receiver), r.Const(type(cls))))
+        cls = receiver.python_type()
+        by_name = not isinstance(receiver, ObjectValue)
+        if by_name or inspect.getattr_static(cls, item.name, None) is item.descriptor:
+            return r.GetAttr(self.recipe(receiver), item.name)
+        return r.CallFunction(bind, (self.recipe(receiver), r.Const(cls)))
+
+    def _tensor(self, item: TensorValue) -> r.Recipe:
+        if not self.vm.session.recorder.owns(item.node):
+            raise InnerTensor
+        if item.cls is torch.nn.Parameter:
+            return self._leaf(item, torch.nn.Parameter)
+        for hooked in self.vm.session.effects.hooks:
+            if hooked.tensor is item:
+                hooked.refuse(hooked.kind)
+        if id(item) in self.vm.session.effects.made_leaves:
+            return self._leaf(item, torch.Tensor.requires_grad_)
+        position = self._positions.get(item.node)
+        if position is None:
+            position = self._positions[item.node] = len(self.outputs)
+            self.outputs.append(item.node)
+        given: r.Recipe = r.GraphOutput(position)
+        if item.cls is not torch.Tensor and not is_wrapper_type(item.cls):
+            given = r.CallFunction(r.Const(as_class), (given, r.Const(item.cls)))
+        if item.inference and not torch.is_inference_mode_enabled():
+            if item.cls is not torch.Tensor:
+                raise CannotRebuild(f"an inference tensor of class {item.cls.__name__}")
+            given = r.CallFunction(r.Const(as_inference), (given,))
+        new = self.remember(item, given)
+        for name, value in item.attributes.items():
+            if name not in item.rebuilt:
+                self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+        return new
+
+    def _leaf(self, item: TensorValue, make: Callable[..., Any]) -> r.Recipe:
+        """A parameter made in the frame (a copy of one), or what `requires_grad_()` made a leaf: of
+        what the graph gives, a leaf is made. What has been computed from it would not know that
+        leaf."""
+        wanted = item.fake.requires_grad
+        if wanted:
+            nodes = [item.node, *self.vm.session.effects.left_nodes.get(id(item), ())]
+            for user in (user for node in nodes for user in node.users):
+                made = pytree.tree_leaves(user.meta.get("val"))
+                if any(_needs_gradient(part) and part is not item.fake for part in made):
+                    born = self.vm.session.effects.made_leaves[id(item)]
+                    raise CannotRebuild("a leaf made here, and what is computed with it", born)
+        recorder = self.vm.session.recorder
+        node = recorder.graph.call_method("detach", (item.node,))
+        with recorder.fake_mode:
+            node.meta["val"] = item.fake.detach()
+        self.outputs.append(node)
+        output = r.GraphOutput(len(self.outputs) - 1)
+        new = self.remember(item, r.CallFunction(r.Const(make), (output, r.Const(wanted))))
+        for name, value in item.attributes.items():
+            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+        return new
+
+    def _number(self, item: SymbolicNumber) -> r.Recipe:
+        """A number over sizes is computed by the graph (a truth value is decided here)."""
+        if isinstance(item.value, torch.SymBool) and item.value.node.hint is not None:
+            with contextlib.suppress(DataDependentError):  # of a size that is marked unbacked
+                return r.Const(item.concrete())
+        recorder = self.vm.session.recorder
+        if isinstance(item.value, torch.SymInt) and not self.vm.session.exports:
+            beside = self._sum(expr_of(item.value))
+            if beside is not None:
+                return beside
+        try:
+            node = recorder.sizes.node(item.value)
+        except NotImplementedError as error:
+            raise CannotRebuild(str(error)) from None
+        if not isinstance(node, Node):
+            return r.Const(node)
+        position = self._positions.get(node)
+        if position is None:
+            position = self._positions[node] = len(self.outputs)
+            self.outputs.append(node)
+            recorder.operations += 1
+        return r.GraphOutput(position)
+
+    def _sum(self, expr: Expr) -> r.Recipe | None:
+        """A sum of ints that the frame reads, such as a counter's next number: Python computes it
+        beside the graph. None for any other number."""
+        session, total = self.vm.session, None
+        for monomial, factor in expr.terms:
+            part: r.Recipe = r.Const(factor)
+            if monomial:
+                ((atom, power), *others) = monomial
+                source = session.shapes.env.sources.get(atom.name)
+                if (
+                    others
+                    or power != 1
+                    or atom.kind != "sym"
+                    or source not in session.inputs.numbers
+                ):
+                    return None
+                part = r.Fetch(source)
+                if factor != 1:
+                    part = r.CallFunction(r.Const(operator.mul), (part, r.Const(factor)))
+            total = part if total is None else r.CallFunction(r.Const(operator.add), (total, part))
+        return total
+
+    def _dict(self, item: DictValue) -> r.Recipe:
+        flat: list[r.Recipe] = []
+        for key, value in dicts.materialise(self.vm, item).values():
+            flat += (self.recipe(key), self.recipe(value))
+        if item.cls is dict:
+            return r.Build("dict", tuple(flat))
+        if item.cls is collections.defaultdict:
+            factory = self.recipe(item.default_factory or Constant(None))
+            return r.CallFunction(r.Const(item.cls), (factory, r.Build("dict", tuple(flat))))
+        pairs = tuple(r.Build("tuple", (flat[i], flat[i + 1])) for i in range(0, len(flat), 2))
+        made = self.remember(item, r.CallFunction(r.Const(item.cls), (r.Build("list", pairs),)))
+        for name, value in item.attributes.items():
+            self.effects.append(r.SetAttr(made, name, self.recipe(value)))
+        return made
+
+    def change_dict(self, target: r.Recipe, item: DictValue) -> None:
+        """The contents of a dictionary that existed before. Where keys left, and some came, they do
+        so again, one by one: iterators over it may be under way, and a key that is back has another
+        place."""
+        overlay = item.origin is not None  # nothing has asked for all the keys that are there
+        if item.left and (overlay or any(how != "pop" for how, _ in item.moves)):
+            keys = self.recipes(key for _, key in item.moves)
+            parts = (target, r.Const(tuple(how for how, _ in item.moves)), *keys)
+            move = r.CallFunction(r.Const(rebuild.move_keys), parts)
+            self.effects.append(r.RunCall(move))
+        if not overlay:
+            self.fill_dict(target, item)
+        elif item.entries:
+            self._fill(target, "grown dict", item.entries)
+
+    def fill_dict(self, target: r.Recipe, item: DictValue) -> None:
+        """The contents of a dictionary, put in place of what `target` holds."""
+        self._fill(target, item.cls.__name__, dicts.materialise(self.vm, item))
+
+    def _fill(self, target: r.Recipe, kind: str, entries: dict[Any, tuple[Value, Any]]) -> None:
+        flat: list[r.Recipe] = []
+        for key, value in entries.values():
+            flat += (self.recipe(key), self.recipe(value))
+        self.effects.append(r.ReplaceContents(target, kind, tuple(flat)))
+
+    def _cell(self, item: CellValue) -> r.Recipe:
+        new = self.remember(item, r.NewCell())
+        if item.content is not None:
+            self.effects.append(r.SetCell(new, self.recipe(item.content)))
+        return new
+
+    def _function(self, item: FunctionValue) -> r.Recipe:
+        defaults = r.Build("tuple", self.recipes(item.defaults)) if item.defaults else None
+        kwdefaults = None if item.kwdefaults is None else self.recipe(item.kwdefaults)
+        new = r.NewFunction(
+            item.code,
+            r.Const(item.globals_),
+            item.name,
+            defaults,
+            kwdefaults,
+            self.recipes(item.closure),
+            None if item.annotations is None else self.recipe(item.annotations),
+        )
+        self.remember(item, new)
+        if item.attributes is not None:
+            self.effects.append(r.SetAttr(new, "__dict__", self.recipe(item.attributes)))
+        for name, value in item.special.items():
+            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
+        return new
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -1,0 +1,1 @@
+"""Replacement code: from a captured frame to the bytecode that runs in its place."""

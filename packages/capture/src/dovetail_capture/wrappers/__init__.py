@@ -1,0 +1,1 @@
+"""The compiled form of a module, and of its state dict."""
