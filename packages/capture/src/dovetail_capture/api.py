@@ -198,7 +198,8 @@ def optimize(
         call = Switched(target, context)
         _look_like(call, target.forward)
         call.__dict__["capture_context"] = context
-        return (PrefixedModule if state_dict_prefix else OptimizedModule)(target, call, context)
+        wrapper = PrefixedModule if state_dict_prefix else OptimizedModule
+        return wrapper(target, call, context, optimize)
     switched = Switched(target, context)
     _look_like(switched, target)
     switched.__dict__["capture_context"] = context

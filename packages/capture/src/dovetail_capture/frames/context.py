@@ -72,7 +72,7 @@ from dovetail_capture.frames.recompiles import (
     wants_gone_tensor,
 )
 from dovetail_capture.interpreter.library.function_table import substitute_of
-from dovetail_capture.interpreter.library.handler_types import Substitute
+from dovetail_capture.interpreter.machine.handler_types import Substitute
 from dovetail_capture.knobs import FULL_TRACEBACKS
 from dovetail_capture.marks import is_disabled, without_others_marks
 from dovetail_capture.options import CaptureOptions

@@ -18,7 +18,7 @@ from dovetail_capture.interpreter.inputs import wrap as wrapping
 from dovetail_capture.interpreter.library import function_table as library
 from dovetail_capture.interpreter.library.torch_functions import whole_calls
 from dovetail_capture.interpreter.machine import Interpreter, decoding
-from dovetail_capture.interpreter.machine.frame import Frame
+from dovetail_capture.interpreter.machine.frame import Frame, GeneratorValue
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
 from dovetail_capture.interpreter.protocols import (
     assignment,
@@ -46,7 +46,6 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import (
     CellValue,
-    GeneratorValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber

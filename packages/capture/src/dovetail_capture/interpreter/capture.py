@@ -46,11 +46,11 @@ from dovetail_capture.interpreter.signals import (
     GraphBreakSignal,
     InnerTensor,
     MustEndBefore,
-    ProgramException,
 )
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import NONE, Lazy, Value
 from dovetail_capture.interpreter.values.functions import CellValue, HandlerMark
+from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.knobs import DEBUG

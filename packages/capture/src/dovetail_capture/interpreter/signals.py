@@ -1,11 +1,6 @@
-"""How control leaves the interpreter: a graph break, or an exception of the program itself."""
+"""How a capture ends early: at a graph break, or before what cannot be rebuilt."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.values.base import Value
 
 
 class GraphBreakSignal(Exception):
@@ -44,11 +39,3 @@ class InnerTensor(CannotRebuild):
 
     def __init__(self) -> None:
         super().__init__("a tensor of the inside of a transformed function")
-
-
-class ProgramException(Exception):
-    """An exception raised by the interpreted program; `value` is the exception object's value."""
-
-    def __init__(self, value: Value) -> None:
-        super().__init__(value)
-        self.value = value

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from dovetail_capture.wrappers.askers import (
 from dovetail_capture.wrappers.state_dict_names import INNER
 from dovetail_capture.wrappers.submodules import Submodules
 
-_OWN = frozenset({INNER, "capture_context", "forward"})
+_OWN = frozenset({INNER, "_optimize", "capture_context", "forward"})
 # Tables of the wrapped module that serve as the wrapper's: a name in `named_parameters` or in a
 # state dict may be that of the wrapper and of an entry in one of its tables.
 _SHARED = (
@@ -42,14 +42,13 @@ _SHARED = (
 class SameSettings:
     """Compiles other functions as a module was compiled; torch.compile's `dynamo_ctx`."""
 
+    optimize: Callable[..., Any]
     backend: Any
     settings: dict[str, Any]
 
     def __call__(self, target: Callable[..., Any]) -> Any:
         """The compiled form of `target`."""
-        from dovetail_capture.api import optimize
-
-        return optimize(target, self.backend, **self.settings)
+        return self.optimize(target, self.backend, **self.settings)
 
     @property
     def callback(self) -> Any:
@@ -72,21 +71,28 @@ class OptimizedModule(torch.nn.Module):
     """
 
     _orig_mod: torch.nn.Module
+    _optimize: Callable[..., Any]
 
     def __init__(
-        self, module: torch.nn.Module, optimized_call: Callable[..., Any], context: Any
+        self,
+        module: torch.nn.Module,
+        optimized_call: Callable[..., Any],
+        context: Any,
+        optimize: Callable[..., Any],
     ) -> None:
-        """`optimized_call` calls the module (hooks and all) with `context` switched on."""
+        """`optimized_call` calls the module (hooks and all) with `context` switched on. `optimize`
+        makes compiled forms of other modules, of copies for example."""
         # Before super().__init__, whose own attribute writes already pass through __setattr__.
         object.__setattr__(self, INNER, module)
         super().__init__()
         self._settle(module)
         object.__setattr__(self, "capture_context", context)
+        object.__setattr__(self, "_optimize", optimize)
         object.__setattr__(self, "forward", optimized_call)
 
     def prefixed(self) -> PrefixedModule:
         """The same with the names of torch.compile's: parameters' begin with `_orig_mod.`."""
-        return PrefixedModule(self._orig_mod, self.forward, self.capture_context)
+        return PrefixedModule(self._orig_mod, self.forward, self.capture_context, self._optimize)
 
     def _settle(self, module: torch.nn.Module) -> None:
         """Take up the wrapped module once the tables of a module are there."""
@@ -134,7 +140,9 @@ class OptimizedModule(torch.nn.Module):
     @property
     def dynamo_ctx(self) -> SameSettings:
         """What compiles a function with this module's settings."""
-        return SameSettings(self.capture_context.backend, self.capture_context.settings)
+        return SameSettings(
+            self._optimize, self.capture_context.backend, self.capture_context.settings
+        )
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         # `torch.jit.script` would put what it is given in the wrapper's place in a larger module.
@@ -309,19 +317,21 @@ class OptimizedModule(torch.nn.Module):
         """What `optimize` was told beside the module and the backend."""
         return dict(self.capture_context.settings)
 
+    def _copier(self) -> SameSettings:
+        """Compiles another module as this one was, the kind of its names included."""
+        return SameSettings(self._optimize, self.capture_context.backend, self._settings())
+
     def __deepcopy__(self, memo: dict[int, Any]) -> OptimizedModule:
         module = copy.deepcopy(self._orig_mod, memo)
         if id(self) in memo:  # the module refers to its wrapper
-            copied: OptimizedModule = memo[id(self)]
-            return copied
-        copied = _rebuild(module, self.capture_context.backend, self._settings())
+            return cast(OptimizedModule, memo[id(self)])
+        copied: OptimizedModule = self._copier()(module)
         copied.__dict__.update(copy.deepcopy(self._own_hooks(), memo))
         return copied
 
     def __reduce__(self) -> Any:
         # Compiled code is not pickled: a copy is optimized afresh with the same settings.
-        arguments = (self._orig_mod, self.capture_context.backend, self._settings())
-        return _rebuild, arguments, self._own_hooks() or None
+        return self._copier(), (self._orig_mod,), self._own_hooks() or None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -376,14 +386,6 @@ class PrefixedModule(OptimizedModule):
 
     def _settings(self) -> dict[str, Any]:
         return {**super()._settings(), "state_dict_prefix": True}
-
-
-def _rebuild(module: torch.nn.Module, backend: Any, settings: Any) -> OptimizedModule:
-    from dovetail_capture.api import optimize
-
-    optimized = optimize(module, backend, **settings)
-    assert isinstance(optimized, OptimizedModule)
-    return optimized
 
 
 def call_through(module: torch.nn.Module, optimized_call: Any) -> None:

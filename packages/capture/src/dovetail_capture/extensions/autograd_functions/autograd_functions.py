@@ -27,16 +27,17 @@ from dovetail_capture.extensions.autograd_functions.autograd_function_nodes impo
 from dovetail_capture.interpreter.changes.late_reads import LateReads, share_memory, watching
 from dovetail_capture.interpreter.changes.unchanged import no_changes
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
     InnerRecorder,
     transforms_around,
 )
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.hooks import LateState
+from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:

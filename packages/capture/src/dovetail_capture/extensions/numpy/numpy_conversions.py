@@ -18,11 +18,11 @@ from dovetail_capture.extensions.numpy.numpy_arrays import (
     numpy_dtype,
     torch_dtype,
 )
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import (
     inlined,
     with_dtype_of_scalars,
 )
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Kwargs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value

@@ -46,8 +46,8 @@ from dovetail_capture.extensions.numpy.numpy_on_tensors import (
     OF_TWO,
     UFUNCS,
 )
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import numpy_errors
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue

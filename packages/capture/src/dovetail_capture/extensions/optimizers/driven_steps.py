@@ -11,7 +11,7 @@ from torch.optim import LBFGS, _functional
 
 from dovetail_capture.extensions.optimizers.lbfgs import can_drive, lbfgs_step
 from dovetail_capture.extensions.optimizers.sparse_adam import sparse_adam
-from dovetail_capture.interpreter.library.handler_types import Substitute
+from dovetail_capture.interpreter.machine.handler_types import Substitute
 
 
 def _lbfgs(function: FunctionType) -> Callable[..., Any]:

@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 
 from dovetail_capture.extensions.transforms.transformed_fakes import on_fakes
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
     InnerRecorder,
     transforms_around,
@@ -36,6 +35,7 @@ from dovetail_capture.interpreter.library.torch_functions.structures import (
     template_of,
 )
 from dovetail_capture.interpreter.library.torch_functions.whole_calls import put_together
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean

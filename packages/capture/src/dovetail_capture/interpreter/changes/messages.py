@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.changes.late_reads import state_of
+from dovetail_capture.interpreter.session.effect_ledger import CallForEffect, Message
 from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -24,32 +24,22 @@ from dovetail_capture.reporting.warnings_said import WarnAbove, WarnAt, action
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-    from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
     from dovetail_capture.interpreter.session.session import Session
 
 _OF_LOGGING = (logging.Filterer, logging.Formatter, logging.Manager)
 FILTERS_CHANGED: Any = getattr(warnings, "_filters_mutated", None)  # forgets what was decided
 
 
-@dataclass(frozen=True)
-class Message:
-    """A call that is made after the graph, in its order among others. `shown` has the state of what
-    it was given when the program made it, in step `born` of the top frame."""
-
-    call: CallForEffect
-    born: int
-    shown: dict[int, tuple[Value, Any]]
-
-    def check(self, session: Session) -> None:
-        """Let the capture end before the call if it would show another state of anything."""
-        for key, (value, state) in _seen_by(session, self.call).items():
-            if key in self.shown:
-                changed = state != self.shown[key][1]
-            else:
-                changed = _is_changed(value)  # it was looked at since
-            if changed:
-                text = f"a message with {value.describe()}, as it was before a change,"
-                raise CannotRebuild(text, self.born)
+def check_message(session: Session, message: Message) -> None:
+    """Let the capture end before the call if it would show another state of anything."""
+    for key, (value, state) in _seen_by(session, message.call).items():
+        if key in message.shown:
+            changed = state != message.shown[key][1]
+        else:
+            changed = _is_changed(value)  # it was looked at since
+        if changed:
+            text = f"a message with {value.describe()}, as it was before a change,"
+            raise CannotRebuild(text, message.born)
 
 
 def defer(vm: Interpreter, function: Any, args: list[Value], kwargs: dict[str, Value]) -> None:

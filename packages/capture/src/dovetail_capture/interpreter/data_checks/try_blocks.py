@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail_capture.interpreter.opcodes.names import global_value
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.global_variables import global_value
 from dovetail_capture.interpreter.values.containers import ListValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     FunctionValue,
-    GeneratorValue,
 )
 from dovetail_capture.skip import is_skipped
 

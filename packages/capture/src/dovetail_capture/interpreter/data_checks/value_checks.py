@@ -22,20 +22,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from dovetail_guards.torch_state import READERS
-from dovetail_prims.conditionals import graphs_of
 from dovetail_prims.stated import STATE
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from dovetail_capture.captured_frame import ValueChecks
 from dovetail_capture.interpreter.data_checks import try_blocks
 from dovetail_capture.interpreter.data_checks.written_inputs import can_run_again, written_inputs
+from dovetail_capture.interpreter.graph.random_tensors import may_draw
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.torch_functions.truth_checks import truth_number
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
+from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.truths import TruthOf
@@ -273,35 +274,3 @@ def _leaves_no_mode(graph: Graph) -> bool:
         "val" in node.meta or node.op in ("output", "get_attr") or node.target in harmless
         for node in graph.nodes
     )
-
-
-# --- random numbers -------------------------------------------------------------------------------
-
-_RANDOM = (
-    "rand", "drop", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson",
-    "geometric", "cauchy", "gamma", "dirichlet", "binomial", "gumbel", "rrelu", "attention",
-    "fractional", "lstm", "gru", "rnn", "sample",
-)  # fmt: skip
-_TORCH = ("torch", "_operator", "math", "builtins")
-
-
-def may_draw(graph: Graph) -> bool:
-    """May a graph draw random numbers? By the names of functions of torch; of others, yes."""
-    return any(_may_draw(node) for node in graph.nodes)
-
-
-def _may_draw(node: Node) -> bool:
-    if node.op == "call_method":
-        return any(word in str(node.target) for word in _RANDOM)
-    if node.op != "call_function":
-        return False
-    if any(may_draw(inner.graph) for inner in graphs_of(node)):
-        return True
-    target: Any = node.target
-    name = str(getattr(target, "__name__", target))
-    if any(word in name for word in _RANDOM):
-        return True
-    if isinstance(target, torch._ops.OpOverload):
-        return bool(target.namespace not in ("aten", "prims"))
-    module = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
-    return not (module in _TORCH or target is STATE or graphs_of(node))

@@ -38,6 +38,7 @@ from dovetail_capture.interpreter.graph.inference_tensors import (
 )
 from dovetail_capture.interpreter.graph.input_layouts import InputLayouts
 from dovetail_capture.interpreter.graph.known_data import SIZED_MAKERS, KnownData
+from dovetail_capture.interpreter.graph.random_tensors import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.graph.sizes_from_data import (
     SIZES_AGREE,
     assume_equal,
@@ -46,7 +47,6 @@ from dovetail_capture.interpreter.graph.sizes_from_data import (
     may_ask,
     numbers_in,
 )
-from dovetail_capture.interpreter.graph.value_ranges import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.graph.wrapper_calls import asking, unasked, wrappers_in
 from dovetail_capture.interpreter.signals import GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value

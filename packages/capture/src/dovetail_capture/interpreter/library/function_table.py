@@ -19,7 +19,6 @@ from dovetail_capture.interpreter.library.containers import (
     container_methods,
     mapping_proxies,
 )
-from dovetail_capture.interpreter.library.handler_types import Extension, Handler, Substitute
 from dovetail_capture.interpreter.library.standard_library import (
     context_variables,
     copying,
@@ -49,6 +48,7 @@ from dovetail_capture.interpreter.library.torch_functions import (
 )
 from dovetail_capture.interpreter.library.torch_functions.operations import is_operation
 from dovetail_capture.interpreter.library.torch_functions.tensor_attributes import tensor_property
+from dovetail_capture.interpreter.machine.handler_types import Extension, Handler, Substitute
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.values.base import Value
 

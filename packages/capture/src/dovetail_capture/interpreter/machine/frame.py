@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import builtins
 import dis
+import types
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.machine.decoding import VERSION, DecodedCode, Instruction
-from dovetail_capture.interpreter.signals import ProgramException
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import CellValue, TracebackValue
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -177,6 +177,23 @@ class Frame:
         """The file and line of the current instruction, and the name of its module."""
         module = self.globals_.get("__name__") or "<sys>"
         return self.code.co_filename, self.line(), str(module)
+
+
+class GeneratorValue(Value):
+    """A generator: a suspended frame. `born` is the step of the top frame that made it."""
+
+    __slots__ = ("born", "finished", "frame", "running", "started")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.started = False
+        self.finished = False
+        self.running = False
+        self.source = None
+        self.born = 0
+
+    def python_type(self) -> type:
+        return types.GeneratorType
 
 
 def lets_generator_exit_pass(frame: Frame, handler: int) -> bool:

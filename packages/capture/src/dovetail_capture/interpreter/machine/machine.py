@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
-from dovetail_capture.interpreter.values.functions import CellValue, GeneratorValue
+from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -17,9 +18,9 @@ from dovetail_capture.interpreter.values.truths import TruthOf
 from dovetail_capture.options import CaptureOptions
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.library.handler_types import Handler
     from dovetail_capture.interpreter.machine.decoding import DecodedCode
     from dovetail_capture.interpreter.machine.frame import Frame
+    from dovetail_capture.interpreter.machine.handler_types import Handler
 
 
 class Interpreter(Protocol):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
-from dovetail_capture.interpreter.machine.frame import MAKE_GENERATOR, YIELD
-from dovetail_capture.interpreter.opcodes.names import built_in
+from dovetail_capture.interpreter.machine.frame import MAKE_GENERATOR, YIELD, GeneratorValue
 from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.protocols.global_variables import built_in
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, boolean
-from dovetail_capture.interpreter.values.functions import GeneratorValue, HandlerMark
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.functions import HandlerMark
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine.frame import Frame

@@ -20,11 +20,12 @@ from dovetail_capture.interpreter.opcodes.rows import (
 )
 from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
 from dovetail_capture.interpreter.protocols import comparison, held_iterators
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import SliceValue
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue, NativeMethod
+from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.truths import TruthOf
 

@@ -20,6 +20,7 @@ from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
 from dovetail_capture.interpreter.inputs.stored_names import is_settled
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
@@ -37,7 +38,7 @@ from dovetail_capture.interpreter.protocols.object_attributes import (
     data_descriptor,
     object_attr,
 )
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArraySource, ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
@@ -50,13 +51,12 @@ from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
     FunctionValue,
-    GeneratorValue,
     HandleValue,
     NativeMethod,
     SuperValue,
 )
 from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.skip import module_of

@@ -31,8 +31,8 @@ from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.marks import reason_of, substitute_of
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.library.handler_types import Handler
     from dovetail_capture.interpreter.machine import Interpreter
+    from dovetail_capture.interpreter.machine.handler_types import Handler
 
 _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function behind a script
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dovetail_guards.clauses import MRO, ConstantIs, LengthIs, TypeIs
 from dovetail_guards.source import AttrSource
 
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
+from dovetail_capture.interpreter.values.objects import ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -7,7 +7,7 @@ import types
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.graph.value_ranges import decided
+from dovetail_capture.interpreter.graph.random_tensors import decided
 from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts, method_equality
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     constants,
@@ -23,7 +24,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.functions import (
-    GeneratorValue,
     HeldIterator,
     IteratorValue,
 )

@@ -9,13 +9,13 @@ from dovetail_capture.interpreter.machine.frame import (
     MAKE_GENERATOR,
     YIELD,
     Frame,
+    GeneratorValue,
     lets_generator_exit_pass,
 )
 from dovetail_capture.interpreter.protocols import raising
-from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
-from dovetail_capture.interpreter.values.functions import GeneratorValue
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     dicts,
@@ -16,7 +17,7 @@ from dovetail_capture.interpreter.protocols import (
 )
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.protocols.operands import has_own
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -27,11 +28,10 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import (
-    GeneratorValue,
     HeldIterator,
     IteratorValue,
 )
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     written_data,
 )
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NoReturn
 from dovetail_guards.torch_state import READERS
 
 from dovetail_capture.interpreter.protocols import attributes, class_attributes
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TracebackValue
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

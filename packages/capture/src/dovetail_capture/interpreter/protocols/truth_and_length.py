@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import dunder, fold, has_own
@@ -21,7 +22,6 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import (
-    GeneratorValue,
     HeldIterator,
     IteratorValue,
 )

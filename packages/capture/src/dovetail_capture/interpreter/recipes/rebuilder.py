@@ -23,8 +23,10 @@ from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.changes.late_reads import state_of
+from dovetail_capture.interpreter.changes.messages import check_message
 from dovetail_capture.interpreter.graph.inference_tensors import as_inference
 from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes.iterator_recipes import iterator_recipe
 from dovetail_capture.interpreter.recipes.object_recipes import object_recipe
@@ -47,7 +49,6 @@ from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
     FunctionValue,
-    GeneratorValue,
     HandleValue,
     IteratorValue,
     NativeMethod,
@@ -320,7 +321,7 @@ class Rebuilder:
     def check_messages(self) -> None:
         """What a message shows is, when it is written, what it was when the program wrote it."""
         for message in self.vm.session.effects.messages:
-            message.check(self.vm.session)
+            check_message(self.vm.session, message)
 
     def check_copied_views(self) -> None:
         """What stands for a view of a NumPy array shows what the array holds."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
@@ -14,10 +15,17 @@ from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.contexts import ContextWrite
 from dovetail_capture.interpreter.values.hooks import Hooked
 
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.changes.messages import Message
-
 CallForEffect = tuple[Any, list[Value], dict[str, Value]]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A call that is made after the graph, in its order among others. `shown` has the state of what
+    it was given when the program made it, in step `born` of the top frame."""
+
+    call: CallForEffect
+    born: int
+    shown: dict[int, tuple[Value, Any]]
 
 
 class EffectLedger:

@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 from dovetail_capture.interpreter.values.base import Lazy, Value
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine.frame import Frame
     from dovetail_capture.interpreter.values.containers import DictValue
 
 
@@ -237,20 +236,3 @@ class HandleValue(Value):
 
     def python_type(self) -> type:
         return RemovableHandle
-
-
-class GeneratorValue(Value):
-    """A generator: a suspended frame. `born` is the step of the top frame that made it."""
-
-    __slots__ = ("born", "finished", "frame", "running", "started")
-
-    def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.started = False
-        self.finished = False
-        self.running = False
-        self.source = None
-        self.born = 0
-
-    def python_type(self) -> type:
-        return types.GeneratorType

@@ -72,3 +72,11 @@ def named_tuple(cls: type, items: Iterable[Value]) -> ObjectValue:
     value = ObjectValue(cls, native=TupleValue(items))
     value.base_new = tuple
     return value
+
+
+class ProgramException(Exception):
+    """An exception raised by the interpreted program; `value` is the exception object's value."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.value = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.library.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
 from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,

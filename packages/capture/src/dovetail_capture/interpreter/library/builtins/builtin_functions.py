@@ -47,7 +47,7 @@ from dovetail_capture.interpreter.library.builtins.type_functions import (
     super_,
     type_,
 )
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, instantiation
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail_capture.interpreter.library.builtins.type_functions import callable_
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions import truth_checks as checks
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, inlining, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned

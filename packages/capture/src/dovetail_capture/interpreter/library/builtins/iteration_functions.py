@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from dovetail_capture.interpreter.library.containers.list_methods import error_of, sorted_items
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.standard_library import polyfills
 from dovetail_capture.interpreter.library.torch_functions import own_functions
+from dovetail_capture.interpreter.machine.frame import GeneratorValue
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     choices,
     comparison,
@@ -29,7 +30,7 @@ from dovetail_capture.interpreter.protocols import (
     subscripts,
     truth_and_length,
 )
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -39,11 +40,10 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
-    GeneratorValue,
     HeldIterator,
     IteratorValue,
 )
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dovetail_capture import recipe as r
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.frame import Frame
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal

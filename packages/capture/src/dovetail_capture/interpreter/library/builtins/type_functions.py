@@ -17,7 +17,7 @@ from dovetail_guards.source import AttrSource, ClosureSource, GlobalSource, Inst
 from dovetail_prims.node_facts import STATIC
 
 from dovetail_capture.interpreter.library.builtins import local_classes
-from dovetail_capture.interpreter.library.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned

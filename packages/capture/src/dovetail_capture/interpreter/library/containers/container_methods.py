@@ -11,7 +11,7 @@ from dovetail_capture.interpreter.library.containers.list_methods import (
     SEQUENCE_METHODS,
 )
 from dovetail_capture.interpreter.library.containers.set_methods import SET_METHODS
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DICT_TYPES
 

@@ -13,7 +13,7 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     native_ne,
     sequence_delitem,
 )
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     dicts,
     iteration,

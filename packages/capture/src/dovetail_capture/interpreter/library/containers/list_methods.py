@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     sequence_getitem,
     sequence_setitem,
 )
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import comparison, operators, sequences, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import has_own

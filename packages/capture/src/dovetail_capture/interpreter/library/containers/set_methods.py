@@ -11,8 +11,8 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     native_len,
     native_ne,
 )
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.decoding import VERSION
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import operators
 from dovetail_capture.interpreter.protocols.symbolic_keys import add_member, member_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal

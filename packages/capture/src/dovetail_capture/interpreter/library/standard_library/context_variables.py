@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value
 from dovetail_capture.interpreter.values.contexts import ContextWrite, TokenValue

@@ -13,8 +13,8 @@ from dovetail_guards import iterators
 
 from dovetail_capture import rebuild_iterators
 from dovetail_capture.interpreter.library.builtins.iteration_functions import Steps
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.standard_library import polyfills
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal

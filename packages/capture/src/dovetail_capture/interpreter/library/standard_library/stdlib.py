@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.changes import messages
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, class_lookup
 from dovetail_capture.interpreter.protocols.weak_targets import (
     PROXIES,

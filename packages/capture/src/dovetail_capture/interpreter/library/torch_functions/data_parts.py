@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from dovetail_prims.shape_rules.data_bounds import wrapped
 
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.truth_checks import require_relation
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -8,8 +8,8 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from dovetail_capture.errors import ModuleToInitialise
-from dovetail_capture.interpreter.data_checks.value_checks import may_draw
-from dovetail_capture.interpreter.library.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.graph.random_tensors import may_draw
+from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.objects import ObjectValue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dovetail_capture.interpreter.library.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.values.base import Value
 

@@ -28,12 +28,12 @@ from dovetail_capture.interpreter.changes.late_reads import LASTING, NUMBERS, La
 from dovetail_capture.interpreter.changes.unchanged import no_changes
 from dovetail_capture.interpreter.graph.aliasing import may_write
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
-from dovetail_capture.interpreter.signals import GraphBreakSignal, ProgramException
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import (
@@ -44,7 +44,7 @@ from dovetail_capture.interpreter.values.functions import (
     NativeMethod,
 )
 from dovetail_capture.interpreter.values.hooks import Hooked, LateState
-from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

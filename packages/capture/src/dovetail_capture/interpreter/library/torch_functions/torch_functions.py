@@ -17,7 +17,7 @@ from dovetail_guards.torch_state import (
     autocast_dtype,
 )
 
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, inlining, object_attributes
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN

@@ -13,7 +13,7 @@ from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.sym_node import SymNode
 from dovetail_prims.stated import STATE
 
-from dovetail_capture.interpreter.library.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import operators, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal

@@ -16,7 +16,7 @@ from dovetail_prims.wrappers import MakeWrapper, is_wrapper_type, overrides_func
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.interpreter.library.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session.input_ledger import as_it_is

@@ -1,4 +1,4 @@
-"""What is known of the values of random tensors: uniform samplers give numbers of a known range.
+"""Random numbers in a graph: what draws them, and the known ranges of uniform samplers.
 
 `if torch.rand([]) < layerdrop` with `layerdrop` 0.0 takes one branch whatever is drawn. The range
 decides it; the sampler stays in the graph, so the generator moves as it does in eager.
@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx import Node
+from dovetail_prims.conditionals import graphs_of
+from dovetail_prims.stated import STATE
+from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -24,6 +26,12 @@ _SYMBOLS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _FACTORIES = frozenset({"rand", "rand_like"})
 SAMPLERS = _FACTORIES | {"random_"}
+_RANDOM = (
+    "rand", "drop", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson",
+    "geometric", "cauchy", "gamma", "dirichlet", "binomial", "gumbel", "rrelu", "attention",
+    "fractional", "lstm", "gru", "rnn", "sample",
+)  # fmt: skip
+_TORCH = ("torch", "_operator", "math", "builtins")
 
 
 def note_sampler(name: str, node: Node, value: TensorValue, args: list[Any]) -> None:
@@ -68,3 +76,25 @@ def decided(symbol: str, tensor: TensorValue, number: Any, mirrored: bool) -> bo
         return (name == "ne") if number < low or number > high else None
     at_low, at_high = compare(low, number), compare(high, number)
     return at_low if at_low == at_high else None
+
+
+def may_draw(graph: Graph) -> bool:
+    """May a graph draw random numbers? By the names of functions of torch; of others, yes."""
+    return any(_may_draw(node) for node in graph.nodes)
+
+
+def _may_draw(node: Node) -> bool:
+    if node.op == "call_method":
+        return any(word in str(node.target) for word in _RANDOM)
+    if node.op != "call_function":
+        return False
+    if any(may_draw(inner.graph) for inner in graphs_of(node)):
+        return True
+    target: Any = node.target
+    name = str(getattr(target, "__name__", target))
+    if any(word in name for word in _RANDOM):
+        return True
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target.namespace not in ("aten", "prims"))
+    module = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
+    return not (module in _TORCH or target is STATE or graphs_of(node))
