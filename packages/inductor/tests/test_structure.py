@@ -61,3 +61,22 @@ def test_the_pipeline_alone_imports_what_is_not_core() -> None:
                 if imported in ("graph_passes", "products") and imported != room:
                     found.append((name, imported))
     assert {name for name, _ in found} == {"__init__.py", "pipeline.py"}
+
+
+def test_only_the_registry_names_a_code_generator() -> None:
+    """All others ask the `Target` of a device (`targets.target_of`) or of the options."""
+    found = []
+    for name, module in modules():
+        if name.startswith("targets/"):
+            continue
+        for node in ast.walk(module):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [f"{name}: {n}" for n in names if n.startswith("dovetail_inductor.targets.c")]
+    assert not found
+
+
+def test_no_two_files_of_the_code_generators_have_one_name() -> None:
+    names = [path.name for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
+    own = [path.name for path in (SOURCE / "targets").rglob("*.py") if path.name != "__init__.py"]
+    assert not [name for name in own if names.count(name) > 1]

@@ -14,7 +14,7 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, Load, Scalar
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
-from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS, scalar_name
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu import cpu_target as cpu
@@ -23,9 +23,11 @@ from dovetail_inductor.targets.target import (
     Emitted,
     GeneratedKernel,
     Library,
+    Memory,
     Scans,
     Scatters,
     Scheduling,
+    Target,
 )
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
@@ -121,10 +123,11 @@ def nest_text(nest: LoopNest) -> list[str]:
 
 
 @dataclass(frozen=True)
-class PythonTarget:
+class PythonTarget(Target):
     """Its answers are the CPU's; its kernels are calls of an operator that runs their text."""
 
     costs: Costs = cpu.COSTS
+    memory: Memory = cpu.MEMORY
     scatters: Scatters = cpu.SCATTERS
     scans: Scans = cpu.SCANS
     library: Library = cpu.LIBRARY
@@ -138,7 +141,11 @@ class PythonTarget:
         return op in SPELLED
 
     def emit(
-        self, kernel: GeneratedKernel, builder: Builder, buffers: Mapping[str, Buffer], simd: int
+        self,
+        kernel: GeneratedKernel,
+        builder: Builder,
+        buffers: Mapping[str, Buffer],
+        simd: int | None,
     ) -> Emitted:
         assert isinstance(kernel, FusedKernel)
         names = tuple(sorted(kernel.reads() | (kernel.writes() - kernel.internal)))
@@ -152,11 +159,6 @@ class PythonTarget:
         return Emitted(
             None, names, lambda places, _: CallAten("third::run", (text, tuple(map(Ref, places))))
         )
-
-    def emit_attention(
-        self, call: ExternCall, buffers: Mapping[str, Buffer]
-    ) -> tuple[Emitted, ...]:
-        raise TypeError("attention is the library's")
 
 
 def run(source: str, tensors: list[torch.Tensor]) -> None:

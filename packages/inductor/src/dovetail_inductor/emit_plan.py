@@ -39,7 +39,7 @@ from dovetail_inductor.scheduler.kernels import (
 from dovetail_inductor.scheduler.memory import MemoryPlan
 from dovetail_inductor.scheduler.rebase import rebase, rebase_combined
 from dovetail_inductor.scheduler.twins import in_place
-from dovetail_inductor.targets.cpu.shape import host_simd_bytes
+from dovetail_inductor.targets import target_of
 from dovetail_inductor.targets.target import Emitted, Target
 
 
@@ -62,7 +62,7 @@ def _sizes(sizes: tuple[int, ...]) -> tuple[Size, ...]:
 class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
-    simd_bytes: int
+    simd_bytes: int | None
     target_of: Callable[[torch.device], Target]
     checked: frozenset[str]
     steps: list[Step] = field(default_factory=list)
@@ -261,9 +261,10 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
 
     Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
     """
-    simd = options.simd_bytes or host_simd_bytes()
     on_cuda = any(b.device.type == "cuda" for b in graph.buffers.values())
-    writer = _Writer(graph, memory, simd, options.target_of, _addressed_by_strides(graph))
+    writer = _Writer(
+        graph, memory, options.simd_bytes, options.target_of, _addressed_by_strides(graph)
+    )
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
     writer.unchecked += graph.checks
@@ -273,8 +274,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
             dies.setdefault(position, []).append(buffer)
     given_back: dict[int, list[tuple[str, int]]] = {}
     for slab, place in zip(memory.slabs, _places(memory), strict=True):
-        # (On a CPU it goes back to memory kept for the next call in any case.)
-        if slab.device.type == "cuda":
+        if not target_of(slab.device).memory.keeps_slabs:
             given_back.setdefault(slab.last, []).append(place)
     for buffer in _without_writer(graph, memory):
         writer.allocate(buffer)

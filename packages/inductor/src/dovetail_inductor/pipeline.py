@@ -35,7 +35,7 @@ from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_inductor.scheduler.unroll_parts import unroll_parts
-from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
+from dovetail_inductor.targets import ScopeError, check_scopes
 from dovetail_inductor.verify import LoopError, verify
 
 T = TypeVar("T")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from dovetail_inductor.options import Gpu
 from dovetail_inductor.scheduler.kernels import ProductTiles
-from dovetail_inductor.targets.cuda.tiling import MULTIPROCESSORS, power_of_two
 
 MOST = 10  # candidates of one product
 SHARED_BYTES = 220 * 1024  # of tiles on their way
@@ -92,7 +91,7 @@ def candidates(
     may describe the operands."""
     batch, m, n, k = sizes
     few = m <= 32
-    some = batch * -(-m // 128) * -(-n // 128) < 2 * MULTIPROCESSORS
+    some = batch * -(-m // 128) * -(-n // 128) < 2 * gpu.multiprocessors
     if not few and not some and not followed:
         return []
     table: Table = _FEW_ROWS
@@ -107,7 +106,7 @@ def candidates(
         tiles = ProductTiles(block_m, block_n, block_k, warps, stages)
         while tiles.stages > 2 and _shared(tiles, itemsize) > SHARED_BYTES:
             tiles = replace(tiles, stages=tiles.stages - 1)
-        found |= dict.fromkeys(_in_parts(tiles, sizes))
+        found |= dict.fromkeys(_in_parts(tiles, sizes, gpu))
     return list(found)[:MOST]
 
 
@@ -138,20 +137,22 @@ def _persistent(
 
 def _covering(size: int) -> int:
     """The smallest block worth using that is as long as `size`."""
-    return max(16, power_of_two(size))
+    return max(16, 1 << (size - 1).bit_length())
 
 
-def _in_parts(tiles: ProductTiles, sizes: tuple[int, int, int, int]) -> Iterable[ProductTiles]:
+def _in_parts(
+    tiles: ProductTiles, sizes: tuple[int, int, int, int], gpu: Gpu
+) -> Iterable[ProductTiles]:
     """The tiles as they are if they keep half of the multiprocessors busy, and shared among so many
     programs that all are."""
     batch, m, n, k = sizes
     programs = batch * -(-m // tiles.m) * -(-n // tiles.n)
-    if programs * 2 >= MULTIPROCESSORS or k < 4 * tiles.k:
+    if programs * 2 >= gpu.multiprocessors or k < 4 * tiles.k:
         yield tiles
-    if batch > 1 or programs >= MULTIPROCESSORS:
+    if batch > 1 or programs >= gpu.multiprocessors:
         return
     parts = 2
-    while programs * parts < MULTIPROCESSORS:
+    while programs * parts < gpu.multiprocessors:
         parts *= 2
     while parts > 1 and (parts > MOST_PARTS or k < 2 * parts * tiles.k):
         parts //= 2

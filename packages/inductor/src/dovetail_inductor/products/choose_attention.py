@@ -14,7 +14,6 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.choose_products import Choice, Problem, Tuner, fastest, plan_of
 from dovetail_inductor.products.products import Form
 from dovetail_inductor.scheduler.kernels import KernelGraph
-from dovetail_inductor.targets.cuda.attention_kernels import emit_attention
 
 SHARED_BYTES = 227 * 1024  # of a multiprocessor of an H100, for one program
 _SIDES = ((128, 64), (128, 32), (64, 64), (64, 128), (64, 32))
@@ -33,7 +32,7 @@ def choose_attention(graph: KernelGraph, options: InductorOptions, tuner: Tuner)
         same: dict[Key, list[int]] = {}
         for position, call in _calls(steps).items():
             if call.attention is not None and len(call.attention.tiles) > kernel:
-                same.setdefault(_key(call, graph, kernel), []).append(position)
+                same.setdefault(_key(call, graph, kernel, options), []).append(position)
         problems = [
             _problem(key, replace(graph, steps=tuple(steps)), positions[0], kernel, options)
             for key, positions in same.items()
@@ -98,13 +97,14 @@ def _candidates(width: int, backward: bool, kernel: int) -> list[AttentionTiles]
     return found
 
 
-def _key(call: ExternCall, graph: KernelGraph, kernel: int) -> Key:
+def _key(call: ExternCall, graph: KernelGraph, kernel: int, options: InductorOptions) -> Key:
     """What a measurement depends on: the text of the kernels, and how operands lie."""
     buffers = [graph.buffers[name] for name in sorted(call.reads())]
-    emitted = emit_attention(call, graph.buffers)
+    target = options.target_of(buffers[0].device)
+    emitted = target.emit_attention(call, graph.buffers)
     return (
         ("attention", str(kernel)),
-        ("kernels", ", ".join(one.kernel.symbol for one in emitted)),
+        ("kernels", ", ".join(one.kernel.symbol for one in emitted if one.kernel is not None)),
         ("operands", repr([(b.shape, b.stride, b.offset, str(b.dtype)) for b in buffers])),
         ("candidates", repr([_loops(c).tiles for c in _forms(call, kernel)])),
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 from dovetail_runtime.plan import Plan
 
 from dovetail_inductor.emit_plan import emit_plan
-from dovetail_inductor.loop_ir.loops import ExternCall, Strided
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.candidates import candidates
 from dovetail_inductor.products.dual_products import ANY_TILES, DualProduct, find_duals
@@ -19,9 +19,7 @@ from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
-from dovetail_inductor.targets.cuda.descriptors import described
-from dovetail_inductor.targets.cuda.kernel import emit_kernel
-from dovetail_inductor.targets.cuda.product import emit_product
+from dovetail_inductor.targets.target import GeneratedKernel
 
 Key = tuple[tuple[str, str], ...]
 Work = Product | ProductGroup | DualProduct
@@ -103,7 +101,7 @@ def choose_products(graph: KernelGraph, options: InductorOptions, tuner: Tuner) 
     for work in every:
         tiles = _candidates(work, options)
         if tiles:
-            asked.setdefault(_key(work, tiles), []).append(_Asked(work, tiles))
+            asked.setdefault(_key(work, tiles, options), []).append(_Asked(work, tiles))
     if not asked:
         return graph
     problems = [_problem(key, same[0], options) for key, same in asked.items()]
@@ -157,7 +155,8 @@ def _candidates(work: Work, options: InductorOptions) -> list[ProductTiles]:
     if isinstance(work, ProductGroup):  # which shares no persistent kernel
         return [t for t in candidates(work.sizes, False, gpu) if not t.programs]
     operands = [operand for p in members for operand in p.operands]
-    if not all(described(operand, work.graph.buffers) for operand in operands):
+    target = options.target_of(members[0].out.device)
+    if not all(target.describes(operand, work.graph.buffers) for operand in operands):
         gpu = replace(gpu, descriptors=False)
     if isinstance(work, Product):
         return candidates(work.sizes, work.target is not None, gpu)
@@ -194,12 +193,12 @@ def _problem(key: Key, asked: _Asked, options: InductorOptions) -> Problem:
     return Problem(key, ("library", *(t.as_text() for t in asked.tiles)), plans)
 
 
-def _key(work: Work, tiles: Sequence[ProductTiles]) -> Key:
+def _key(work: Work, tiles: Sequence[ProductTiles], options: InductorOptions) -> Key:
     """What a measurement depends on, without the names of one graph."""
     members = _members(work)
-    parts = [part for product in members for part in _key_of(product)]
+    parts = [part for product in members for part in _key_of(product, options)]
     if isinstance(work, DualProduct):
-        parts.append(("both", _symbol(work.in_one(ANY_TILES), work.graph)))
+        parts.append(("both", _product_symbol(work, options)))
     # what an element is read for that others of a group make, too
     readers: dict[int | None, int] = {p.consumer: i for i, p in enumerate(members)}
     readers.pop(None, None)
@@ -211,7 +210,7 @@ def _key(work: Work, tiles: Sequence[ProductTiles]) -> Key:
     )
 
 
-def _key_of(product: Product) -> Key:
+def _key_of(product: Product, options: InductorOptions) -> Key:
     graph, call, kernel = product.graph, product.call, product.kernel
     tensors = [a for a in call.args if isinstance(a, Strided)]
     operands = [
@@ -220,17 +219,30 @@ def _key_of(product: Product) -> Key:
     return (
         ("operator", call.op),
         ("operands", repr((operands, product.out.stride, str(product.out.dtype)))),
-        ("kernel", _symbol(product.in_one(ANY_TILES), graph)),
-        ("consumer", emit_kernel(kernel, graph.buffers).kernel.symbol if kernel else ""),
+        ("kernel", _product_symbol(product, options)),
+        ("consumer", _symbol(kernel, graph, graph.buffers, options) if kernel else ""),
         ("taken in", str(product.target is not None)),
     )
 
 
-def _symbol(form: Form | None, graph: KernelGraph) -> str:
-    """The name of the product's kernel in a form: a digest of its text."""
+def _product_symbol(work: Product | DualProduct, options: InductorOptions) -> str:
+    """The name of the kernel that computes a product in one step."""
+    form = work.in_one(ANY_TILES)
     assert form is not None
     (one,) = (s for s in form.steps if isinstance(s, ProductKernel))
-    return emit_product(one, {**graph.buffers, **form.buffers}).kernel.symbol
+    return _symbol(one, work.graph, {**work.graph.buffers, **form.buffers}, options)
+
+
+def _symbol(
+    kernel: GeneratedKernel,
+    graph: KernelGraph,
+    buffers: Mapping[str, Buffer],
+    options: InductorOptions,
+) -> str:
+    """A kernel's name: a digest of its text."""
+    device = buffers[min(kernel.writes())].device
+    made = options.target_of(device).emit(kernel, graph.builder, buffers, options.simd_bytes)
+    return made.kernel.symbol if made.kernel is not None else ""
 
 
 def _describe(work: Work) -> str:

@@ -16,7 +16,6 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.in_place import copies_for_scatters
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
-from dovetail_inductor.targets.cuda.tiling import choose
 
 MAX_KERNELS = 32  # in one launch
 # Kernels of cold operands, as an optimizer's are, gain nothing from a launch of their own: together
@@ -57,7 +56,8 @@ def kind_of(
 ) -> Kind | None:
     """The kind of a candidate for a shared launch; None for what gets a launch of its own."""
     device = buffers[kernel.nests[0].buffer].device
-    if not options.target_of(device).scheduling.shares_launches:
+    target = options.target_of(device)
+    if not target.scheduling.shares_launches:
         return None
     if any(nest.is_symbolic for nest in kernel.nests):
         return None  # which program works for which kernel would be computed in every one
@@ -68,11 +68,7 @@ def kind_of(
         for node in walk(v for n in kernel.nests for v in n.values)
         if isinstance(node, Apply)
     }
-    tiling = choose(kernel, buffers, shared=True)
-    return (
-        "reduction" if tiling.columns else "pointwise", len(applied) <= LIGHT_OPS,
-        tiling.looped, tiling.num_warps, tiling.num_stages, device,
-    )  # fmt: skip
+    return (*target.launch_kind(kernel, buffers), len(applied) <= LIGHT_OPS, device)
 
 
 def traffic(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> int:

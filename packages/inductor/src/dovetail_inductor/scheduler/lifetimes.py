@@ -12,6 +12,7 @@ from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.live_bytes import writes_of
 from dovetail_inductor.scheduler.slabs import Slab, Tenant, cut_slabs, pack
+from dovetail_inductor.targets import target_of
 
 # From this size on a buffer is a large one (`memory` says what follows from that).
 LARGE_BYTES = 1 << 20
@@ -33,10 +34,11 @@ class Lifetimes:
     owned: frozenset[str]
     taken: dict[str, str] = field(default_factory=dict)
 
-    def at_least(self, limit: int, device: str) -> set[str]:
-        """The buffers on such a device that have so many bytes."""
-        found = {name: self.graph.buffers[name] for name in self.first}
-        return {n for n, b in found.items() if b.device.type == device and b.nbytes >= limit}
+    def at_least(self, limit: int, in_kept_slabs: bool | None = None) -> set[str]:
+        """The buffers that have so many bytes; of devices whose slabs are kept, or are not."""
+        large = {n: b for n in self.first if (b := self.graph.buffers[n]).nbytes >= limit}
+        kept = {n: target_of(b.device).memory.keeps_slabs for n, b in large.items()}
+        return {n for n in large if in_kept_slabs in (None, kept[n])}
 
     def bytes_at(self, names: Collection[str], device: torch.device | None = None) -> list[int]:
         """The bytes of some buffers, and of the inputs that the call frees, that are there at each
@@ -66,7 +68,7 @@ class Lifetimes:
         found: list[Slab] = []
         for device in sorted(tenants, key=str):
             slab = pack(tenants[device], device)
-            if device.type == "cuda":
+            if not target_of(device).memory.keeps_slabs:
                 found += cut_slabs(slab, tenants[device], self.bytes_at(allocated, device))
             else:
                 found.append(slab)

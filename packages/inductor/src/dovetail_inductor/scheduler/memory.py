@@ -94,19 +94,19 @@ def _keep_out_of_slabs(lives: Lifetimes) -> None:
     """Give memory of their own to the buffers that had better not lie in a slab."""
     graph = lives.graph
     if any(isinstance(s, ExternCall) and not s.out_variant for s in graph.steps):
-        lives.outside |= lives.at_least(LARGE_BYTES, "cuda")
+        lives.outside |= lives.at_least(LARGE_BYTES, in_kept_slabs=False)
     # Offsets in the slab are numbers.
     lives.outside |= {name for name in lives.first if graph.buffers[name].is_symbolic}
     for limit in (LARGE_BYTES, SMALLER_BYTES):
-        more = lives.at_least(limit, "cuda") - lives.outside
+        more = lives.at_least(limit, in_kept_slabs=False) - lives.outside
         if more and _slab_raises_peak(lives, GPU_SLAB_PEAK):
             if _raised_by_slabs(lives) > (GPU_SLAB_PEAK - 1) * _peak(lives):
                 lives.outside |= more
-    few = lives.at_least(SMALL_BYTES, "cuda") - lives.outside
+    few = lives.at_least(SMALL_BYTES, in_kept_slabs=False) - lives.outside
     if few and len(few) <= FEW_BUFFERS:
         if _raised_by_slabs(lives) > max(SMALL_BYTES, WORTH_PART * _peak(lives)):
             lives.outside |= few
-    large = lives.at_least(LARGE_BYTES, "cpu")
+    large = lives.at_least(LARGE_BYTES, in_kept_slabs=True)
     if large - lives.outside and _slab_raises_peak(lives, SLAB_PEAK):
         lives.outside |= large
 

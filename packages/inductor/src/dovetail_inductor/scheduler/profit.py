@@ -16,7 +16,6 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.match import Group, Match
 from dovetail_inductor.scheduler.units import Unit, scans
-from dovetail_inductor.targets.cuda.tiling import SIDE
 from dovetail_inductor.targets.target import Scheduling
 
 
@@ -77,7 +76,7 @@ class Profit:
             across = any(n.index.coefficient(v) == 1 for v in mine for n in group.nests)
             tasks = -(-rows // rule.side_by_side) if across else rows
             if not across and any(_reads_along(nest, v) for v in mine for nest in group.nests):
-                across, tasks = True, -(-rows // SIDE)
+                across, tasks = True, -(-rows // rule.read_side_by_side)
             least = rule.result_across if across else rule.result
             if tasks < enough and columns >= least:
                 return True

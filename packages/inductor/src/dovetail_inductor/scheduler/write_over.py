@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes
-from dovetail_inductor.targets.cuda.passes import reads_before_it_writes
+from dovetail_inductor.targets import target_of
 
 # From this size on a kernel on a GPU writes over what dies in it; less is no memory to speak of.
 REUSED_BYTES = 1 << 16
@@ -27,9 +27,8 @@ def _dies_under(
         if nest.buffer not in targets:
             continue
         target = graph.buffers[nest.buffer]
-        if reduces and target.device.type != "cuda":
-            return found  # a row is walked more than once
-        may_follow = reads_before_it_writes if reduces else is_read_only_where_written
+        by_rows = target_of(target.device).reads_before_it_writes
+        may_follow = by_rows if reduces else is_read_only_where_written
         used = _needed_by(nest, kernel)
         for name in sorted(set().union(*(n.reads() for n in used)) & dying):
             source = graph.buffers[name]
@@ -74,8 +73,8 @@ def write_over(lives: Lifetimes) -> dict[str, str]:
     kernel's input leaves is not there for its output.
     """
     graph, last = lives.graph, lives.last
-    reused = lives.at_least(REUSED_BYTES, "cuda")
-    large = reused | lives.at_least(LARGE_BYTES, "cpu")
+    reused = lives.at_least(REUSED_BYTES, in_kept_slabs=False)
+    large = reused | lives.at_least(LARGE_BYTES, in_kept_slabs=True)
     usable = {n for n in large if not graph.buffers[n].is_symbolic}
     for step in graph.steps:
         makes_new = isinstance(step, ExternCall) and step.op.partition(".")[0] in MAKES_NEW
@@ -101,7 +100,7 @@ def take_inputs(lives: Lifetimes) -> None:
     That the call owns the input, and nobody else sees its memory, shows when it runs.
     """
     graph = lives.graph
-    large = lives.at_least(LARGE_BYTES, "cuda") | lives.at_least(LARGE_BYTES, "cpu")
+    large = lives.at_least(LARGE_BYTES)
     targets = {n for n in large if not graph.buffers[n].is_symbolic}
     last: dict[str, int] = {}
     for position, step in enumerate(graph.steps):

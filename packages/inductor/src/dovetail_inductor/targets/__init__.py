@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dovetail_inductor.targets.cpu.cpu_target import CPU
+from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
 from dovetail_inductor.targets.cuda.cuda_target import CUDA
 from dovetail_inductor.targets.target import Target
 
@@ -17,4 +18,4 @@ def target_of(device: torch.device) -> Target:
     return TARGETS.get(device.type, CPU)
 
 
-__all__ = ["CPU", "CUDA", "Target", "target_of"]
+__all__ = ["CPU", "CUDA", "ScopeError", "Target", "check_scopes", "target_of"]

@@ -14,7 +14,7 @@ import torch
 from dovetail_runtime.plan import Kernel, Step
 
 from dovetail_inductor.loop_ir.expr import Builder
-from dovetail_inductor.loop_ir.loops import Buffer, Combine, ExternCall
+from dovetail_inductor.loop_ir.loops import Buffer, Combine, ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
 
 
@@ -57,6 +57,18 @@ class Scatters:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Who hands out the memory of a machine's tensors.
+
+    keeps_slabs: what a call gives back is kept for its next run, as fresh memory is dear; library
+        calls take their results from elsewhere. Else one allocator hands the same memory to
+        slabs, large buffers and library calls, so that it goes back as soon as nobody needs it.
+    """
+
+    keeps_slabs: bool
+
+
+@dataclass(frozen=True)
 class Scans:
     """How kernels compute running totals.
 
@@ -96,7 +108,8 @@ class SplitRule:
     """When a reduction is cut, and into how many pieces.
 
     A result is a task, or, where neighbours in memory belong to different results, so many of them
-    `side_by_side` are. A reduction is cut if it has fewer than `enough_tasks` tasks, into pieces
+    `side_by_side` are (`read_side_by_side`, where they are neighbours in what is read alone). A
+    reduction is cut if it has fewer than `enough_tasks` tasks, into pieces
     that make it `aim` tasks, of at least `piece` elements each (`piece_across`, where results lie
     side by side); if it has at least `elements`, and a result at least `result` elements
     (`result_across`).
@@ -123,6 +136,7 @@ class SplitRule:
     result: int
     result_across: int
     side_by_side: int = 64
+    read_side_by_side: int = 16
     kept: int | None = None  # None: as many as the pieces have by the rule above
     kept_across: int = 0
     side: int = 0
@@ -177,10 +191,14 @@ GeneratedKernel = FusedKernel | CombinedKernel | ProductKernel
 
 
 class Target(Protocol):
-    """A machine that kernels are written for."""
+    """A machine that kernels are written for. What has a body here is asked of few machines; the
+    others inherit it."""
 
     @property
     def costs(self) -> Costs: ...
+
+    @property
+    def memory(self) -> Memory: ...
 
     @property
     def scatters(self) -> Scatters: ...
@@ -203,10 +221,28 @@ class Target(Protocol):
         """Whether there is a spelling of a scalar op of loop bodies for operands of a dtype."""
         ...
 
+    def launch_kind(self, kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> tuple[object, ...]:
+        """What kernels have in common that may share a launch. Asked if
+        `scheduling.shares_launches`."""
+        raise TypeError("kernels share no launches")
+
+    def reads_before_it_writes(self, kernel: FusedKernel, nest: LoopNest, name: str) -> bool:
+        """Whether a kernel that goes through rows, to reduce them, has read each element of the
+        buffer `name` when `nest` writes at its place: then it may write there."""
+        return False
+
+    def describes(self, operand: Strided, buffers: Mapping[str, Buffer]) -> bool:
+        """Whether kernels can read an operand of a product by a descriptor."""
+        return False
+
     def emit(
-        self, kernel: GeneratedKernel, builder: Builder, buffers: Mapping[str, Buffer], simd: int
+        self,
+        kernel: GeneratedKernel,
+        builder: Builder,
+        buffers: Mapping[str, Buffer],
+        simd: int | None,
     ) -> Emitted:
-        """The text of a kernel; `simd` is the width of the host's vectors in bytes.
+        """The text of a kernel; `simd` is the width of vectors in bytes, None the host's.
 
         Raises `TypeError` for a kind of kernel that `scheduling` and `library` rule out.
         """
@@ -216,4 +252,4 @@ class Target(Protocol):
         self, call: ExternCall, buffers: Mapping[str, Buffer]
     ) -> tuple[Emitted, ...]:
         """The kernels of an attention call, in order. Asked unless `library.attends_alone`."""
-        ...
+        raise TypeError("attention is the library's")

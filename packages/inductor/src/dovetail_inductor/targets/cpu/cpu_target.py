@@ -13,20 +13,23 @@ from dovetail_runtime.plan import CppKernel, LaunchCpp, SizeExpr
 
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Apply, Builder, walk
-from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
+from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu import emit as cpp
+from dovetail_inductor.targets.cpu.shape import host_simd_bytes
 from dovetail_inductor.targets.target import (
     Costs,
     Emitted,
     GeneratedKernel,
     Library,
+    Memory,
     Scans,
     Scatters,
     Scheduling,
     SplitRule,
+    Target,
 )
 
 COSTS = Costs(
@@ -36,6 +39,7 @@ COSTS = Costs(
     unrounded_halves=False,
     near_elements_apart=False,
 )
+MEMORY = Memory(keeps_slabs=True)
 SCATTERS = Scatters(
     parallel=False,
     compares_bits=False,
@@ -71,10 +75,11 @@ def preamble() -> str:
 
 
 @dataclass(frozen=True)
-class CpuTarget:
+class CpuTarget(Target):
     """The host's CPU."""
 
     costs: Costs = COSTS
+    memory: Memory = MEMORY
     scatters: Scatters = SCATTERS
     scans: Scans = SCANS
     library: Library = LIBRARY
@@ -87,11 +92,15 @@ class CpuTarget:
         return op in SCALAR_OPS
 
     def emit(
-        self, kernel: GeneratedKernel, builder: Builder, buffers: Mapping[str, Buffer], simd: int
+        self,
+        kernel: GeneratedKernel,
+        builder: Builder,
+        buffers: Mapping[str, Buffer],
+        simd: int | None,
     ) -> Emitted:
         if not isinstance(kernel, FusedKernel):
             raise TypeError(f"no {type(kernel).__name__} is made for a CPU")
-        source, shape = cpp.emit_kernel(builder, kernel, buffers, simd)
+        source, shape = cpp.emit_kernel(builder, kernel, buffers, simd or host_simd_bytes())
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
         symbol = f"dovetail_{operators_of(kernel.nests)}_{digest}"
         made = CppKernel(symbol, source.text.replace("@symbol@", symbol), preamble())
@@ -102,11 +111,6 @@ class CpuTarget:
             tuple(source.pointers),
             lambda places, label: LaunchCpp(symbol, places, sizes, work, shape.grain, line, label),
         )
-
-    def emit_attention(
-        self, call: ExternCall, buffers: Mapping[str, Buffer]
-    ) -> tuple[Emitted, ...]:
-        raise TypeError("attention is the library's on a CPU")
 
 
 def _line_of_checks(kernel: FusedKernel) -> str:

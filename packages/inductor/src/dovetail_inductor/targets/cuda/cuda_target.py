@@ -9,24 +9,29 @@ import torch
 from dovetail_runtime.plan import LaunchTriton, SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder
-from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import size_expr
-from dovetail_inductor.scheduler.kernels import CombinedKernel, ProductKernel
+from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel
 from dovetail_inductor.targets.cuda.attention_kernels import emit_attention
 from dovetail_inductor.targets.cuda.combined import emit_combined
+from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_inductor.targets.cuda.kernel import emit_kernel
+from dovetail_inductor.targets.cuda.passes import reads_before_it_writes
 from dovetail_inductor.targets.cuda.product import emit_product
+from dovetail_inductor.targets.cuda.tiling import SIDE, choose
 from dovetail_inductor.targets.cuda.triton_ops import has_scalar_form, has_triton_form
 from dovetail_inductor.targets.target import (
     Costs,
     Emitted,
     GeneratedKernel,
     Library,
+    Memory,
     Scans,
     Scatters,
     Scheduling,
     SplitRule,
+    Target,
 )
 
 COSTS = Costs(
@@ -36,6 +41,7 @@ COSTS = Costs(
     unrounded_halves=True,
     near_elements_apart=True,
 )
+MEMORY = Memory(keeps_slabs=False)
 SCATTERS = Scatters(
     parallel=True,
     compares_bits=True,
@@ -54,7 +60,7 @@ LIBRARY = Library(
 SPLIT = SplitRule(
     132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
     kept=1 << 12, kept_across=1 << 8, side=2 * 132, cache_bytes=1 << 25,
-    short=32, most_held=1 << 14,
+    short=32, most_held=1 << 14, read_side_by_side=SIDE,
 )  # fmt: skip
 SCHEDULING = Scheduling(
     split=SPLIT,
@@ -69,10 +75,11 @@ SCHEDULING = Scheduling(
 
 
 @dataclass(frozen=True)
-class CudaTarget:
+class CudaTarget(Target):
     """An NVIDIA GPU (or Triton's interpreter on CPU tensors)."""
 
     costs: Costs = COSTS
+    memory: Memory = MEMORY
     scatters: Scatters = SCATTERS
     scans: Scans = SCANS
     library: Library = LIBRARY
@@ -84,8 +91,22 @@ class CudaTarget:
     def has_scalar(self, op: str, dtype: torch.dtype) -> bool:
         return has_scalar_form(op, dtype)
 
+    def launch_kind(self, kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> tuple[object, ...]:
+        tiling = choose(kernel, buffers, shared=True)
+        return tiling.columns, tiling.looped, tiling.num_warps, tiling.num_stages
+
+    def reads_before_it_writes(self, kernel: FusedKernel, nest: LoopNest, name: str) -> bool:
+        return reads_before_it_writes(kernel, nest, name)
+
+    def describes(self, operand: Strided, buffers: Mapping[str, Buffer]) -> bool:
+        return described(operand, buffers) is not None
+
     def emit(
-        self, kernel: GeneratedKernel, builder: Builder, buffers: Mapping[str, Buffer], simd: int
+        self,
+        kernel: GeneratedKernel,
+        builder: Builder,
+        buffers: Mapping[str, Buffer],
+        simd: int | None,
     ) -> Emitted:
         if isinstance(kernel, ProductKernel):
             return _launched(emit_product(kernel, buffers))
