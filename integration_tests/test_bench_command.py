@@ -57,6 +57,7 @@ def test_table_holds_rows_ratios_and_failures() -> None:
     assert "steady state 3.00x" in ratios([slower, rows[1]], on_gpu=True)
 
 
+@pytest.mark.long
 def test_a_small_run_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
     status = main(
@@ -87,6 +88,7 @@ def test_what_the_gpu_suite_says_of_all_cases() -> None:
     assert suite.geometric_means(rows[:1], False) == "no case ran under both"
 
 
+@pytest.mark.long
 def test_the_gpu_suite_runs_small_on_the_cpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(GPU_SUITE), "--device", "cpu", "--dtype", "float32", "--small",

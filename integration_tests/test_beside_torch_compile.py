@@ -216,6 +216,7 @@ assert compiled.capture_context.log.graph_count == 1
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("early", [False, True])
 def test_whichever_is_loaded_first(early: bool) -> None:
     program = textwrap.dedent(ORDERS).format(early=early)

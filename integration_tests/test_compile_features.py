@@ -21,6 +21,7 @@ def test_with_the_names_replaced(name: str) -> None:
     assert not failed
 
 
+@pytest.mark.long
 def test_with_nothing_replaced() -> None:
     command = [sys.executable, str(_FOLDER / "compile_features.py"), "installed"]
     run = subprocess.run(command, capture_output=True, text=True)
