@@ -120,7 +120,7 @@ def test_one_graph_for_lengths_that_change() -> None:
     assert (context.report.graphs, context.report.symbolic) == (2, 1)
     assert context.report.compiled == 4
     backend: Any = context.passes.compiler
-    assert not backend.per_size_compiles
+    assert not backend.records.per_size
 
 
 def test_compiled_and_eager_pieces_are_one_graph() -> None:

@@ -181,7 +181,7 @@ def test_a_plan_chooses_between_plans() -> None:
         lambda x, y: constants(torch.cond, x, y), backend=backend, fullgraph=True
     )
     compiled(torch.rand(3, 4), torch.rand(3, 4))
-    (graph,), (plan,) = backend.compiled, backend.plans
+    (graph,), (plan,) = backend.records.graphs, backend.plans
     (step,) = (step for step in plan.steps if isinstance(step, Choose))
     assert all(not branch.constants and not branch.kernels for branch in step.branches)
     assert graph.kernels == 4  # the predicate, one in each branch, the rest

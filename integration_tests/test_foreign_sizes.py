@@ -84,7 +84,7 @@ def test_one_graph_for_all_sizes(name: str, compiled: list[CompilerBackend]) -> 
         torch.testing.assert_close(run(*call), function(*call))
     assert len(compiled) == graphs
     for backend in compiled:
-        assert not backend.per_size_compiles and not backend.failures
+        assert not backend.records.per_size and not backend.records.failures
 
 
 def test_training_of_any_batch(compiled: list[CompilerBackend]) -> None:
@@ -96,7 +96,7 @@ def test_training_of_any_batch(compiled: list[CompilerBackend]) -> None:
         (got,) = torch.autograd.grad(run(x), x)
         (expected,) = torch.autograd.grad(layer(x).relu().sum(), x)
         torch.testing.assert_close(got, expected)
-        graphs.append(sum(len(backend.compiled) for backend in compiled))
+        graphs.append(sum(len(backend.records.graphs) for backend in compiled))
     assert len(compiled) == 1 and graphs[0] == graphs[-1]
 
 
@@ -156,4 +156,4 @@ def test_inputs_that_come_to_share_memory(dynamic: bool, compiled: list[Compiler
         given, expected = _inputs(how), _inputs(how)
         torch.testing.assert_close(run(*given), writes(*expected))
         torch.testing.assert_close(given, expected)
-    assert not any(backend.failures for backend in compiled)
+    assert not any(backend.records.failures for backend in compiled)

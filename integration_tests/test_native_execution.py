@@ -121,5 +121,5 @@ def test_equal_layers_share_their_kernels() -> None:
     compiled = dovetail.compile(model, backend=backend)
     with torch.no_grad():
         compiled(torch.randn(4, 16))
-    (graph,), (plan,) = backend.compiled, backend.plans
+    (graph,), (plan,) = backend.records.graphs, backend.plans
     assert len(plan.kernels) < graph.kernels

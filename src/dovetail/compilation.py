@@ -99,23 +99,8 @@ def compile(
         ImportError: the package of a backend is not installed.
     """
     if model is None:
-
-        def decorate(decorated: F) -> F:
-            return compile(
-                decorated,
-                fullgraph=fullgraph,
-                dynamic=dynamic,
-                backend=backend,
-                mode=mode,
-                options=options,
-                disable=disable,
-                recompile_limit=recompile_limit,
-                isolate_recompiles=isolate_recompiles,
-                name=name,
-                dynamic_shapes=dynamic_shapes,
-            )
-
-        return decorate
+        settings = {name: value for name, value in locals().items() if name != "model"}
+        return lambda decorated: compile(decorated, **settings)
     if not callable(model):
         raise TypeError(f"compile takes a function or a module, got {type(model).__name__}")
     if dynamic_shapes is not None:
@@ -123,17 +108,9 @@ def compile(
     if backend is None:
         backend = get_default_backend()
     resolved, chosen = lookup_backend(backend, mode, options)
-    if recompile_limit is None and "recompile_limit" not in (options or {}):
-        recompile_limit = config.setting("recompile_limit")
+    chosen = _with_limit(chosen, recompile_limit, "recompile_limit" in (options or {}))
     if dynamic is None:
         dynamic = config.default_dynamic()
-    if recompile_limit is not None:
-        if type(recompile_limit) is not int or recompile_limit < 1:
-            raise ValueError(
-                f"recompile_limit must be an int of at least 1, got {recompile_limit!r}"
-            )
-        if recompile_limit != chosen.recompile_limit:
-            chosen = replace(chosen, recompile_limit=recompile_limit)
     if disable:
         return model
     compiled = optimize(
@@ -154,6 +131,18 @@ def compile(
         else:
             compiled.__dict__["compile_name"] = name
     return compiled
+
+
+def _with_limit(chosen: Options, limit: int | None, has_own: bool) -> Options:
+    """The options with the limit of recompilations that a call, or else the process, asks for.
+    `has_own`: they name one themselves, which counts before the process's."""
+    if limit is None and not has_own:
+        limit = config.setting("recompile_limit")
+    if limit is None or limit == chosen.recompile_limit:
+        return chosen
+    if type(limit) is not int or limit < 1:
+        raise ValueError(f"recompile_limit must be an int of at least 1, got {limit!r}")
+    return replace(chosen, recompile_limit=limit)
 
 
 def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:

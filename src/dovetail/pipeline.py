@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import re
 import time
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,6 @@ from typing import Any, ClassVar
 
 import torch
 from dovetail_autograd_aot import (
-    AotLog,
     JointGraph,
     PartitionedGraph,
     Signature,
@@ -39,7 +36,6 @@ from dovetail_autograd_aot import (
 from dovetail_capture import BackendTraits, has_static_address
 from dovetail_capture.environment.collector import collector_paused
 from dovetail_capture.reporting.failures import (
-    Failure,
     error_of_program,
     failure_of,
     is_mistake,
@@ -62,10 +58,10 @@ from dovetail_prims.node_facts import FUNCTION, STATIC
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, LoadOptions, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
-from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
 from torch.fx import GraphModule
 
 from dovetail.backends.aot import run_eagers_kernels
+from dovetail.compile_records import CompiledGraph, CompileRecords
 from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize
 from dovetail.stages_shown import passes_shown, tell_of_cuda_graph, tell_of_plan
@@ -81,40 +77,6 @@ LARGE_OUTPUT_BYTES = 2 << 20
 def with_attention(gm: GraphModule) -> GraphModule:
     """A captured graph with the attention that it writes out in calls of operators."""
     return recognise_scored_attention(recognise_attention(gm))
-
-
-@dataclass(frozen=True)
-class CompiledGraph:
-    """What became of one functional graph, and where its compile time went.
-
-    kernels: launches of generated kernels in one call: of a conditional in both branches, of a loop
-        in one turn.
-    launches: (kernel, how often one call launches it), in order of first launch.
-    extern_calls: the ATen operators that one call runs, in order.
-    """
-
-    kernels: int
-    launches: tuple[tuple[str, int], ...]
-    extern_calls: tuple[str, ...]
-    codegen_s: float
-    load_s: float
-
-    @staticmethod
-    def of(plan: Plan, codegen_s: float, load_s: float) -> CompiledGraph:
-        """What is to be told of a plan."""
-        steps = list(_steps(plan))
-        symbols = [s.kernel for s in steps if isinstance(s, LaunchCpp | LaunchTriton)]
-        calls = tuple(s.op for s in steps if isinstance(s, CallAten))
-        launches = tuple(Counter(symbols).items())
-        return CompiledGraph(len(symbols), launches, calls, codegen_s, load_s)
-
-
-def _steps(plan: Plan) -> Iterator[Step]:
-    """The steps of a plan, and of those within it."""
-    for step in plan.steps:
-        yield step
-        for plan in plans_within(step):
-            yield from _steps(plan)
 
 
 @dataclass(frozen=True)
@@ -136,21 +98,14 @@ class _Role:
 
 @dataclass
 class CompilerBackend:
-    """Our compiler as a backend: `(gm, example_inputs) -> callable`. Tells of what it compiled, and
-    keeps nothing of it alive."""
+    """Our compiler as a backend: `(gm, example_inputs) -> callable`. `tuner` tells what it chose
+    under `max_autotune`; `writes_inputs`: one of the graphs does."""
 
     options: Options
-    compiled: list[CompiledGraph] = field(default_factory=list)
-    _graphed: list[weakref.ref[GraphedArtifact]] = field(default_factory=list)
-    aot_s: float = 0.0  # joint tracing, decomposition and partitioning
-    # Graphs of symbolic sizes that had to be compiled for each size, with the reasons.
-    per_size_compiles: list[str] = field(default_factory=list)
-    aot: AotLog = field(default_factory=AotLog)
-    _weights: list[weakref.ref[ConstantWeights]] = field(default_factory=list)
-    tuner: DeviceTuner = field(default_factory=DeviceTuner)  # what it chose, under `max_autotune`
-    writes_inputs: bool = False  # does one of the graphs?
+    records: CompileRecords = field(default_factory=CompileRecords)
+    tuner: DeviceTuner = field(default_factory=DeviceTuner)
+    writes_inputs: bool = False
     _pool: GraphPool | None = None
-    failures: list[Failure] = field(default_factory=list)  # in which a graph runs uncompiled
     backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
 
     def __str__(self) -> str:
@@ -162,16 +117,6 @@ class CompilerBackend:
         fresh = CompilerBackend(self.options)
         for each in fields(self):
             setattr(self, each.name, getattr(fresh, each.name))
-
-    @property
-    def graphed(self) -> list[GraphedArtifact]:
-        """What goes through CUDA graphs, of that which is in use."""
-        return [alive for ref in self._graphed if (alive := ref()) is not None]
-
-    @property
-    def weights(self) -> list[ConstantWeights]:
-        """What is computed of weights once, of that which is in use."""
-        return [alive for ref in self._weights if (alive := ref()) is not None]
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a captured graph, with its backward if its inputs require grad."""
@@ -197,7 +142,7 @@ class CompilerBackend:
         tell("pre_grad_graphs", role.place, lambda: str(gm.code.strip()), suffix="py")
         keeps_weights = self.options.constant_weights and not training and not wrapped
         stages = _Stages(self, gm, role, keeps_weights)
-        start, known = time.perf_counter(), len(self.compiled)
+        start, known = time.perf_counter(), len(self.records.graphs)
         run = aot_compile(
             gm,
             example_inputs,
@@ -206,11 +151,11 @@ class CompilerBackend:
             decompositions=core_aten_table(),
             partition=stages.partition,
             rewrite=with_attention,
-            log=self.aot,
+            log=self.records.autograd,
             late_error=partial(self._note, replace(role, late=True), gm),
         )
-        generated = sum(g.codegen_s + g.load_s for g in self.compiled[known:])
-        self.aot_s += time.perf_counter() - start - generated
+        generated = sum(g.codegen_s + g.load_s for g in self.records.graphs[known:])
+        self.records.tracing_s += time.perf_counter() - start - generated
         writes_unseen = stages.writes_unseen and self.options.constant_weights
         return self._telling(run) if writes_unseen else run
 
@@ -221,7 +166,7 @@ class CompilerBackend:
             try:
                 return run(*inputs)
             finally:
-                for weights in self.weights:
+                for weights in self.records.weights:
                     weights.forget()
 
         return run_and_tell
@@ -253,7 +198,7 @@ class CompilerBackend:
             only_launch_bound=not asked_for,
             told=partial(tell_of_cuda_graph, role.place),
         )
-        self._graphed.append(weakref.ref(graphed))
+        self.records.add_recorded(graphed)
         return graphed
 
     def _without_kernels(
@@ -270,7 +215,7 @@ class CompilerBackend:
                 gm,
                 f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
                 lambda graph, inputs: self._compile(graph, inputs, strict),
-                self.per_size_compiles.append,
+                self.records.per_size.append,
                 partial(self._uncompiled, role),
             )
         told = blamed(error) is not None and not role.late  # the graph may break at that node
@@ -280,7 +225,7 @@ class CompilerBackend:
 
     def skips(self) -> list[str]:
         """What is not recorded as a CUDA graph or not replayed, and why."""
-        return [skip for graph in self.graphed for skip in graph.skips()]
+        return [skip for graph in self.records.recorded for skip in graph.skips()]
 
     def uncompiled(self, gm: GraphModule, error: Exception) -> Callable[..., Any]:
         """What runs a captured graph that compiling failed for; raises what is not to be passed
@@ -300,7 +245,7 @@ class CompilerBackend:
         if self.options.on_error == "raise":
             raise error
         stage = "compiling a graph at run time" if role.late else "compiling a graph"
-        note_failure(self.failures, failure_of(stage, error, role.place, gm))
+        note_failure(self.records.failures, failure_of(stage, error, role.place, gm))
 
     def compile_functional(
         self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "", label: str = ""
@@ -320,7 +265,7 @@ class CompilerBackend:
                     error.add_note(f"The code generator is at fault, {found}")
                 raise
         loaded = time.perf_counter()
-        self.compiled.append(CompiledGraph.of(plan, planned - start, loaded - planned))
+        self.records.graphs.append(CompiledGraph.of(plan, planned - start, loaded - planned))
         return artifact
 
 
@@ -365,7 +310,7 @@ class _Stages:
         known = role.static.union(range(len(inputs), len(given)))
         run = self.backend._compile(split.rest, given, replace(role, static=known))
         weights = ConstantWeights(split, run)
-        self.backend._weights.append(weakref.ref(weights))
+        self.backend.records.add_weights(weights)
         return weights
 
     def compile_backward(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -1,0 +1,85 @@
+"""What a backend tells of the graphs that it compiled; `report` reads it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from dovetail_autograd_aot import AotLog
+from dovetail_capture.reporting.failures import Failure
+from dovetail_runtime.cuda_graphs import GraphedArtifact
+from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
+
+from dovetail.weights import ConstantWeights
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """What became of one functional graph, and where its compile time went.
+
+    kernels: launches of generated kernels in one call: of a conditional in both branches, of a loop
+        in one turn.
+    launches: (kernel, how often one call launches it), in order of first launch.
+    extern_calls: the ATen operators that one call runs, in order.
+    """
+
+    kernels: int
+    launches: tuple[tuple[str, int], ...]
+    extern_calls: tuple[str, ...]
+    codegen_s: float
+    load_s: float
+
+    @staticmethod
+    def of(plan: Plan, codegen_s: float, load_s: float) -> CompiledGraph:
+        """What is to be told of a plan."""
+        steps = list(_steps(plan))
+        symbols = [s.kernel for s in steps if isinstance(s, LaunchCpp | LaunchTriton)]
+        calls = tuple(s.op for s in steps if isinstance(s, CallAten))
+        launches = tuple(Counter(symbols).items())
+        return CompiledGraph(len(symbols), launches, calls, codegen_s, load_s)
+
+
+def _steps(plan: Plan) -> Iterator[Step]:
+    """The steps of a plan, and of those within it."""
+    for step in plan.steps:
+        yield step
+        for inner in plans_within(step):
+            yield from _steps(inner)
+
+
+@dataclass
+class CompileRecords:
+    """Of all graphs that one backend compiled. Keeps nothing compiled alive.
+
+    `tracing_s` is joint tracing, decomposition and partitioning. `per_size` are the reasons why
+    graphs of symbolic sizes had to be compiled for each size, `failures` the errors for which a
+    graph runs uncompiled.
+    """
+
+    graphs: list[CompiledGraph] = field(default_factory=list)
+    tracing_s: float = 0.0
+    per_size: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    autograd: AotLog = field(default_factory=AotLog)
+    _recorded: list[weakref.ref[GraphedArtifact]] = field(default_factory=list)
+    _weights: list[weakref.ref[ConstantWeights]] = field(default_factory=list)
+
+    @property
+    def recorded(self) -> list[GraphedArtifact]:
+        """What goes through CUDA graphs, of that which is in use."""
+        return [alive for ref in self._recorded if (alive := ref()) is not None]
+
+    @property
+    def weights(self) -> list[ConstantWeights]:
+        """What is computed of weights once, of that which is in use."""
+        return [alive for ref in self._weights if (alive := ref()) is not None]
+
+    def add_recorded(self, graphed: GraphedArtifact) -> None:
+        """Tell of a graph that goes through CUDA graphs."""
+        self._recorded.append(weakref.ref(graphed))
+
+    def add_weights(self, weights: ConstantWeights) -> None:
+        """Tell of what is computed of weights once."""
+        self._weights.append(weakref.ref(weights))
