@@ -207,46 +207,19 @@ def _bags() -> Iterator[Case]:
             yield Case(f"embedding_bag, {name}", f"{bags} bags of {each}", bag, inputs)
 
 
-def _segments() -> Iterator[Case]:
-    for reduce in ("sum", "max", "prod"):
-        for count, each, width in ((1000, 2, 1), (1000, 20, 1), (50, 1000, 1), (1000, 20, 16)):
-
-            def inputs(
-                dtype: torch.dtype, device: str, n: int = count, m: int = each, w: int = width
-            ) -> tuple[Tensor, ...]:
-                data = torch.rand(*((n * m,) if w == 1 else (n * m, w)), device=device) + 0.5
-                return data.to(dtype), torch.full((n,), m, device=device)
-
-            def reduced(x: Tensor, lengths: Tensor, reduce: str = reduce) -> Any:
-                return torch.segment_reduce(x, reduce, lengths=lengths, axis=0)
-
-            wide = f", {width} side by side" if width > 1 else ""
-            shape = f"{count} of {each}{wide}"
-            yield Case(f"segment_reduce, {reduce}", shape, reduced, inputs)
-
-
 def _others() -> Iterator[Case]:
     for n in (1000, 10**6):
-
-        def numbers(dtype: torch.dtype, device: str, n: int = n) -> tuple[Tensor, ...]:
-            return (torch.randn(n, device=device).to(dtype),)
 
         def both(dtype: torch.dtype, device: str, n: int = n) -> tuple[Tensor, ...]:
             x = torch.randint(1, 10**6, (2, n), device=device).to(dtype)
             return x[0], x[1]
 
-        yield Case("histc", f"{n}", lambda x: torch.histc(x, 100, -3, 3), numbers)
         yield Case("gcd", f"{n}", torch.gcd, both, (torch.int64,))
-        yield Case(
-            "rrelu in training", f"{n}",
-            lambda x: aten.rrelu_with_noise_functional(x, torch.empty_like(x), 0.1, 0.3, True),
-            numbers,
-        )  # fmt: skip
 
 
 def cases() -> list[Case]:
     """All of them."""
-    families = (_scans, _windows, _pooling, _bags, _segments, _others)
+    families = (_scans, _windows, _pooling, _bags, _others)
     return [case for family in families for case in family()]
 
 

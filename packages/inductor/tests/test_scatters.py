@@ -282,26 +282,6 @@ def test_every_kernel_compiles_for_an_h100(build_for_h100: Any) -> None:
     build_for_h100({k for p in plans for k in p.kernels if isinstance(k, TritonKernel)})
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
-def test_segments(reduce: str, interpreter: TritonLauncher) -> None:
-    """With their gradients; the checks of the lengths stay calls."""
-
-    def fn(x: Tensor, lengths: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        out = aten.segment_reduce(x, reduce, lengths=lengths, axis=1)
-        return out, aten._segment_reduce_backward(grad, out, x, reduce, lengths=lengths, axis=1)
-
-    lengths = torch.tensor([[2, 3, 0, 4], [0, 1, 0, 8]])
-    inputs = ((floats(2, 9, 16) * 1.5).round(), lengths, floats(2, 4, 16))
-    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
-    for triton in (False, True):
-        plan = compile_graph(gm, options=InductorOptions(triton=triton))
-        left = {s.op for s in plan.steps if isinstance(s, CallAten)} - {"aten::_assert_async.msg"}
-        on_gpu = {"aten::scatter_reduce.two"} if reduce == "prod" else set()
-        assert left <= (on_gpu if triton else set()), left
-        run = ReferenceExecutor(plan, launch_triton=interpreter) if triton else load(plan)
-        compare(run(*inputs), fn(*inputs))
-
-
 def test_distinct_variables_are() -> None:
     """Against all values of small loops."""
     random = Random(7)

@@ -213,7 +213,6 @@ OTHER_FACTS = {
     "data_errors.py",  # what looks at data, and how
     "number_functions.py",  # of Python's numbers
     "size_nodes.py",  # the same
-    "decompositions/segments.py",  # options of one operator
     "decompositions/operand_layouts.py",  # in which layouts eager's iterators write
     "shape_rules/dtype_checks.py",  # which kernels may be asked about dtypes
     "exact_comparisons.py",  # what picks elements

@@ -22,27 +22,6 @@ def test_im2col():
             check(aten.im2col.default, [own, *geometry])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_fractional_pooling(dtype):
-    torch.manual_seed(0)
-    for rank, kernel, output in (
-        (2, [2, 3], [4, 3]),
-        (2, [1, 2], [1, 1]),
-        (3, [2, 2, 1], [3, 1, 4]),
-    ):
-        x = torch.randn(2, 3, *(9, 8, 7)[:rank], dtype=dtype).round(decimals=1)
-        x[0, 0, :4] = -math.inf
-        x[1, 1, 3, 2] = math.nan
-        forward = getattr(aten, f"fractional_max_pool{rank}d").default
-        backward = getattr(aten, f"fractional_max_pool{rank}d_backward").default
-        for own in (x, x[0], x[:0]):
-            batch = own.shape[0] if own.dim() == x.dim() else 1
-            samples = torch.rand(batch + (own.dim() < x.dim()), 3, rank, dtype=dtype)
-            check(forward, [own, kernel, output, samples])
-            value, indices = forward(own, kernel, output, samples)
-            check(backward, [torch.randn_like(value), own, kernel, output, indices])
-
-
 def test_unpooling():
     x = torch.randn(2, 3, 8, 8)
     value, indices = aten.max_pool2d_with_indices(x, [2, 2])

@@ -3,7 +3,7 @@
 A twin has the sizes, strides, offset and dtype of its fake on device "meta". Results are wrapped
 as fakes on the right device; a result that views an argument (the schema says so, and the meta
 kernel gave it the argument's storage) shares the argument's `FakeStorage`. Some meta kernels refuse
-symbolic sizes: then the op's decomposition tells, if it has one.
+symbolic sizes: then broadcasting tells (of a pointwise op), or the op's decomposition.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dovetail_prims.fake_tensor import (
     make,
     set_metadata,
 )
+from dovetail_prims.shape_rules.layout import pointwise_out
 
 _DisableDispatch = torch._C._DisableTorchDispatch
 _DisableFunction = torch._C.DisableTorchFunction
@@ -200,6 +201,8 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             _refuse_as_meta_kernel(func, args, kwargs)
             result = NotImplemented
     if result is NotImplemented:
+        if torch.Tag.pointwise in func.tags:
+            return _broadcast(func, args, kwargs)
         return _taken_apart(func, args, kwargs)
     wrapped = twins.to_fakes(result, explicit or twins.device or _CPU, views, func)
     if written:
@@ -219,6 +222,20 @@ def _refuse_as_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, A
         args, kwargs = _on_meta_device(func, args, kwargs)
         with contextlib.suppress(AttributeError, NotImplementedError):
             func(*args, **kwargs)
+
+
+def _broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensor:
+    """The result of a pointwise op on symbolic sizes: of the dtype that the meta kernel gives for
+    tensors of one element."""
+    single = pytree.tree_map_only(
+        FakeTensor,
+        lambda t: torch.empty((1,) * len(t._sizes), dtype=t._dtype, device=_META),
+        (args, kwargs),
+    )
+    with _DisableDispatch(), _DisableFunction():
+        dtype = func(*single[0], **single[1]).dtype
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is FakeTensor]
+    return pointwise_out(tensors, dtype, has_number=len(tensors) < len(args))
 
 
 def _at_this_call(value: Any) -> Any:

@@ -35,14 +35,12 @@ _NAMES = {"bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_righ
 
 def scalar_name(operator: str) -> str:
     """The scalar op of an operator of tensors (`shift_left` of `bitwise_left_shift`)."""
-    short = operator.removeprefix("special_").replace("_polynomial", "")
-    return _NAMES.get(operator, short)
+    return _NAMES.get(operator, operator)
 
 
 # The pointwise operators that CORE_ATEN keeps. Integer overflow wraps; NaN wins in `maximum` and
 # `minimum`; `div` is float, `remainder` has the divisor's sign, `fmod` the dividend's; an integer
-# division by zero raises; on bool the bitwise ones are the logical connectives. Functions that
-# loop (`LOOPING`) are of float64, whatever their operands.
+# division by zero raises; on bool the bitwise ones are the logical connectives.
 OF_OPERATORS: dict[str, ScalarOp] = {
     scalar_name(card.name): ScalarOp(
         card.arity, "bool" if card.result is Result.BOOL else "same", card.cost

@@ -3,9 +3,7 @@ the arithmetic that few graphs hold."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from dovetail_prims.ops.common import (
     constant,
     contiguous,
     floating,
-    measured,
     promoted,
     reshape,
     where,
@@ -224,40 +221,6 @@ def ldexp(self: Tensor, other: Tensor) -> Tensor:
     return cast(out, x.dtype)
 
 
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """2^|n| exactly, |n| < 1024, in float64: the product of a power for each bit of n"""
-    whole = aten.abs.default(exponent)
-    out: Tensor | None = None
-    for bit in range(10):
-        on = aten.ne.Scalar(aten.bitwise_and.Scalar(whole, 1 << bit), 0)
-        factor = where(on, constant(2.0 ** (1 << bit), whole, torch.float64), 1.0)
-        out = factor if out is None else aten.mul.Tensor(out, factor)
-    assert out is not None
-    return out
-
-
-def frexp(self: Tensor) -> tuple[Tensor, Tensor]:
-    """x = m 2^n with m in [1/2, 1)"""
-    x = cast(self, torch.float64)
-    finite = aten.lt.Scalar(aten.abs.default(x), math.inf)
-    small = aten.lt.Scalar(aten.abs.default(x), 2.0**-900)  # up to there, subnormals too
-    x = where(small, aten.mul.Tensor(x, 2.0**200), x)
-    some = aten.logical_and.default(finite, aten.ne.Scalar(x, 0))
-    log = aten.log2.default(where(some, aten.abs.default(x), 1.0))
-    n = cast(aten.floor.default(log), torch.int64)
-    n = aten.minimum.default(n, constant(1023, n))
-    power = _power_of_two(n)
-    m = where(aten.lt.Scalar(n, 0), aten.mul.Tensor(x, power), aten.div.Tensor(x, power))
-    # A logarithm beside a whole number may have come out on its other side.
-    for off, wrong in ((-1, aten.lt.Scalar(aten.abs.default(m), 1.0)),
-                       (1, aten.ge.Scalar(aten.abs.default(m), 2.0))):  # fmt: skip
-        m = where(wrong, aten.mul.Tensor(m, 2.0**-off), m)
-        n = where(wrong, aten.add.Tensor(n, off), n)
-    n = aten.add.Tensor(n, where(small, constant(-199, n), 1))
-    m = where(some, aten.mul.Tensor(m, 0.5), x)
-    return cast(m, self.dtype), cast(where(some, n, 0), torch.int32)
-
-
 def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
     """Each slice across `dim` scaled down to the p-norm `maxnorm`, if it is longer"""
     dims = [d for d in range(self.dim()) if d != wrap(dim, self.dim())]
@@ -267,7 +230,6 @@ def renorm(self: Tensor, p: Number, dim: int, maxnorm: Number) -> Tensor:
     return contiguous(aten.mul.Tensor(self, cast(scale, self.dtype)))
 
 
-@measured
 def rrelu(
     self: Tensor,
     noise: Tensor,
@@ -275,13 +237,12 @@ def rrelu(
     upper: Number = 1 / 3,
     training: bool = False,
     generator: Any = None,
-    everywhere: bool = False,
 ) -> Any:
     """Slopes drawn for what is not above 0; without training, the mean slope; row-major, as what
     `rrelu` calls is. (On a CPU eager draws for those elements alone: as many as the data say, one
     after the other. To draw them takes as long as the library's whole kernel.)"""
     if training:
-        drawn_alone = self.device.type == "cpu" and not everywhere
+        drawn_alone = self.device.type == "cpu"
         if (
             drawn_alone and not self.is_contiguous()
         ):  # (of which the library's function is row-major)
@@ -316,7 +277,6 @@ def rrelu_backward(
 TABLE: Family = {
     "linalg_cross.default": linalg_cross,
     "ldexp.Tensor": ldexp,
-    "frexp.Tensor": frexp,
     "renorm.default": renorm,
     "rrelu_with_noise_functional.default": rrelu,
     "rrelu_with_noise_backward.default": rrelu_backward,
@@ -340,4 +300,3 @@ TABLE: Family = {
         for name in ("and", "or", "xor", "left_shift", "right_shift")
     },
 }
-EVERYWHERE: Family = {"rrelu_with_noise_functional.default": partial(rrelu, everywhere=True)}

@@ -28,7 +28,6 @@ from . import (
     folding,
     foreach,
     fused_optimizers,
-    histograms,
     linear,
     losses,
     normalisation,
@@ -36,16 +35,13 @@ from . import (
     ranges,
     rest,
     sampling,
-    segments,
     softmax,
-    special_functions,
     upsampling,
     windows,
 )
 from .operand_layouts import laid_out
 
 FAMILIES = (
-    special_functions,
     ranges,
     distances,
     sampling,
@@ -56,8 +52,6 @@ FAMILIES = (
     losses,
     fills,
     embedding_bags,
-    segments,
-    histograms,
     fake_quantization,
     folding,
     linear,
@@ -104,7 +98,7 @@ def _real_only(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Families some of whose operators are left to the library where that was measured to be faster.
-_MEASURED = (embedding_bags, segments, histograms, rest)
+_MEASURED = (embedding_bags,)
 
 
 @cache

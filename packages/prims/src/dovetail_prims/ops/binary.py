@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ from dovetail_prims.ops.common import (
     aten,
     cast,
     constant,
-    lookup,
-    made_for,
     promoted,
     promoted_together,
     where,
@@ -149,23 +146,6 @@ def _number_dtype(value: Number, beside: Tensor) -> torch.dtype:
     return torch.int64 if whole else torch.get_default_dtype()
 
 
-def _with_number(name: str, overload: str) -> dict[str, Callable[..., Any]]:
-    """A function of two numbers one of which is a Python number"""
-    op = lookup(f"{name}.default")
-    if op is None or lookup(f"{name}.{overload}") is None:
-        return {}
-
-    def entry(a: Tensor | Number, b: Tensor | Number) -> Any:
-        """With the number as a tensor"""
-        if isinstance(a, Tensor):
-            assert not isinstance(b, Tensor)
-            return op(a, constant(b, a, _number_dtype(b, a)))
-        assert isinstance(b, Tensor)
-        return op(constant(a, b, _number_dtype(a, b)), b)
-
-    return made_for(f"{name}.{overload}", entry)
-
-
 # --- what PRIMS expresses by others ---------------------------------------------------------------
 
 
@@ -200,32 +180,6 @@ def _check_mode(x: Any, other: Any, *, rounding_mode: str | None = None) -> None
             "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
             f"'{rounding_mode}'"
         )
-
-
-# --- functions that loop as long as their operands say --------------------------------------------
-
-
-def _looping(name: str, says: str) -> Card:
-    """A function of two numbers with overloads in which one of them is a Python number."""
-    overloads = ("self_scalar", "other_scalar", "x_scalar", "n_scalar")
-    forms = []
-    for overload in overloads:
-        for entry in _with_number(name, overload).values():
-            forms.append(also(overload, None, entry))
-    return binary(name, says, _FLOAT, forms=tuple(forms), meaning=_eager(name), cost=200)
-
-
-def _eager(name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(torch.ops.aten, name).default
-    return found
-
-
-def _polynomials(stem: str, says: str) -> tuple[Card, ...]:
-    """The four kinds of Chebyshev polynomials."""
-    kinds = zip("tuvw", ("first", "second", "third", "fourth"), strict=True)
-    return tuple(_looping(f"special_{stem}chebyshev_polynomial_{letter}",
-                          f"the {order} kind's Chebyshev polynomial of degree n{says}")
-                 for letter, order in kinds)  # fmt: skip
 
 
 _FLOAT, _BOOL = Result.FLOAT, Result.BOOL
@@ -275,16 +229,6 @@ CARDS = (
     with_numbers("gt", "a > b", _BOOL, in_place=(), meaning=operator.gt, numpy="greater"),
     with_numbers("ge", "a ≥ b", _BOOL, in_place=(), meaning=operator.ge, numpy="greater_equal"),
     binary("gcd", "the greatest common divisor", cost=100),
-    _looping("igamma", "γ(a, x) / Γ(a)"),
-    _looping("igammac", "Γ(a, x) / Γ(a)"),
-    _looping("special_zeta", "Σ (q + k)^-x over k ≥ 0"),
-    *_polynomials("", ""),
-    *_polynomials("shifted_", " at 2x - 1"),
-    _looping("special_hermite_polynomial_h", "Hermite's polynomial of degree n, of weight e^(-x²)"),
-    _looping("special_hermite_polynomial_he",
-             "Hermite's polynomial of degree n, of weight e^(-x²/2)"),
-    _looping("special_laguerre_polynomial_l", "Laguerre's polynomial of degree n"),
-    _looping("special_legendre_polynomial_p", "Legendre's polynomial of degree n"),
     decomposed("floor_divide", floor_divide, rules.binary, arity=2, in_place=(),
                forms=(also("Scalar", None, floor_divide),), numpy="floor_divide"),
     Card("rsub", 2, "y - alpha x", (also("Tensor", rules.subtract_from, rsub),

@@ -231,7 +231,6 @@ CARDS = (
     unary("isinf", "\\|x\\| is infinite", _BOOL, to_prims=isinf, numpy="isinf"),
     decomposed("isfinite", None, bool_result, in_place=(), numpy="isfinite"),
     decomposed("square", None, same_dtype, numpy="square"),
-    decomposed("digamma", None, float_result),  # (see special_functions)
     decomposed("conj_physical", None, itself_if_real),
     decomposed("positive", None, itself, in_place=(), numpy="positive"),
     decomposed("deg2rad", deg2rad, float_function, in_place=()),

@@ -330,17 +330,9 @@ def drawn_in_place(x: FakeTensor, *parameters: Any, **options: Any) -> FakeTenso
     return x if x._dtype in FLOATING and is_canonical(x) else NotImplemented
 
 
-_FLOAT_FUNCTIONS = (
-    "i0", "special_i0e", "special_i1", "special_i1e", "special_ndtri",
-    "special_log_ndtr", "special_erfcx", "special_bessel_j0", "special_bessel_j1",
-    "special_spherical_bessel_j0",
-)  # fmt: skip
-
-
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     return {
-        **{f"{name}.default": float_function for name in _FLOAT_FUNCTIONS},
         "rrelu_with_noise_backward.default": rrelu_backward,
         "binary_cross_entropy.default": cross_entropy,
         "binary_cross_entropy_backward.default": cross_entropy_backward,

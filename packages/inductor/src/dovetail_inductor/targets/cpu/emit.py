@@ -15,7 +15,6 @@ from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu import scan_rows
-from dovetail_inductor.targets.cpu.cpp_functions import source_of
 from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
 from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
 from dovetail_inductor.targets.cpu.segments import Segment, segments_of
@@ -166,8 +165,6 @@ class _Emitter:
         ]
         if symbols:
             head.insert(0, SIZE_FUNCTIONS)
-        if w.functions:
-            head.insert(0, source_of(frozenset(w.functions)))
         if self.accumulators.totals:
             head.insert(0, scan_rows.source())
         for place, symbol in enumerate(symbols):

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
-from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import LoopNest
@@ -389,8 +388,6 @@ def _widest(nests: Sequence[LoopNest], vector: Var) -> int:
             if isinstance(node, Load) and node.buffer not in inside:
                 if node.index.coefficient(vector) is None or node.index.indirects():
                     widest = 8  # addresses lane by lane
-            if isinstance(node, Apply) and node.op in LOOPING:
-                widest = 8  # float64, whatever its operands
         if nest.body.dtype is not torch.bool:
             widest = max(widest, nest.body.dtype.itemsize)
         if nest.scan is not None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 
 from dovetail_inductor.loop_ir.expr import Expr, IndexCheck, Scalar
-from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 
 ARITHMETIC = {
@@ -136,8 +135,4 @@ def op_text(
         if source is torch.bool:
             return f"from_mask<{target}>({args[0]})"
         return f"cast<{target}>({args[0]})"
-    if op in LOOPING:
-        wide = [f"cast<double>({a})" for a in args]
-        limit = literal(torch.finfo(dtype).max, torch.float64)
-        return f"cast<{target}>(dv_{op}({', '.join(wide)}, {limit}))"
     return f"{_CALLS.get(op, f'{op}_')}({', '.join(args)})"

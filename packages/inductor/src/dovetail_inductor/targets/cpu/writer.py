@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
-from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Combine
 from dovetail_inductor.targets.cpu.syntax import (
@@ -72,7 +71,6 @@ class Writer:
         self.forwarded: dict[str, Name] = {}
         self.defined: dict[str, Name] = {}  # by `shared`, by text
         self.tiles: dict[int, str] = {}  # loads that read a transposed tile: where
-        self.functions: set[str] = set()  # those of `LOOPING` that are called
         self.tail = False
         self._count = 0
 
@@ -172,11 +170,6 @@ class Writer:
         if op == "check_index" and vector and self.tail:  # lanes out of use may hold anything
             n = self.lanes
             texts[0] = f"sel(first_lanes<{n}>(n), {texts[0]}, bc<{n}>((int64_t)0))"
-        if op in LOOPING:
-            self.functions.add(op)
-            if vector and self.tail:  # those lanes shall not keep the loop going
-                n = self.lanes
-                texts[1] = f"sel(first_lanes<{n}>(n), {texts[1]}, {texts[1]} * 0)"
         source = expr.args[-1].dtype
         text = op_text(op, texts, expr.dtype, source, expr.check, vector)
         return self.define(text, expr.free, vector, args)

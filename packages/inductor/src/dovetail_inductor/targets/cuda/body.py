@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
-from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import is_symbolic
@@ -99,10 +98,6 @@ class BodyEmitter:
             outside = f" | ~({valid})" if valid else ""
             self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')
             return args[0]
-        if op in LOOPING:  # lanes out of use shall not keep the loop going
-            valid = " & ".join(a.mask for a in self.masked_axes(expr.free))
-            if valid:
-                args = [args[0], self.lines.define(f"tl.where({valid}, {args[1]}, 0)")]
         operand = expr.args[1 if op == "where" else 0].dtype
         if expr.uid in self.rough:
             return self.lines.define(

@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from dovetail_inductor.loop_ir.functions import LOOPING
 from dovetail_inductor.loop_ir.ops import OF_OPERATORS
-from dovetail_inductor.targets.cuda import triton_functions
 
 TRITON_TYPES: Mapping[torch.dtype, str] = {
     torch.float64: "tl.float64",
@@ -221,8 +219,6 @@ def size_helpers(text: str) -> set[str]:
 def helper_source(names: set[str]) -> str:
     """The text of these helpers and of those they call, callees first."""
     known = {**HELPERS, **SIZE_HELPERS}
-    if not names <= known.keys():
-        known |= triton_functions.helpers()
     ordered: list[str] = []
 
     def visit(name: str) -> None:
@@ -285,9 +281,6 @@ _OF_ALL = {
 # Forms on float32 whose error is below what 2 bytes tell apart.
 NARROW = {"erf": "dv_erf_narrow({0})", "tanh": "dv_tanh_narrow({0})"}
 
-# Looping functions that are exact enough in the type of their operands; others are of float64.
-OF_OWN_TYPE = ("zeta",)
-
 
 def has_triton_form(aten_op: str, dtype: torch.dtype) -> bool:
     """False for the ATen ops (`name.overload`) of CORE_ATEN that stay library calls on a GPU. (The
@@ -324,12 +317,6 @@ def emit_op(
         for name in re.findall(r"dv_\w+", form):
             use(name)
         return form.format(*args, result=TRITON_TYPES[result])
-    if op in LOOPING:
-        use(f"dv_{op}")
-        kind = operand if op in OF_OWN_TYPE else torch.float64
-        wide = [f"{arg}.to({TRITON_TYPES[kind]})" for arg in args]
-        limit = repr(torch.finfo(operand).max)
-        return f"dv_{op}({', '.join(wide)}, {limit}).to({TRITON_TYPES[result]})"
     # Rare functions come from CUDA's device library; Triton's interpreter does not have them.
     if op in OF_OPERATORS and operand.is_floating_point and has_scalar_form(op, operand):
         return f"libdevice.{op}({', '.join(args)})"
