@@ -43,8 +43,7 @@ class Case:
 
 def plan_of(function: Callable[..., Any], inputs: tuple[Tensor, ...], everywhere: bool) -> Plan:
     """The compiled call; `everywhere`: as if nothing had been measured."""
-    table = core_aten_table(everywhere=everywhere)
-    gm = trace_aten(function, *inputs, decompositions=table)
+    gm = trace_aten(function, *inputs, decompositions=core_aten_table())
     return compile_graph(gm, options=InductorOptions(everywhere=everywhere))
 
 
@@ -190,23 +189,6 @@ def _channels_last(inputs: Callable[..., tuple[Tensor, ...]]) -> Callable[..., t
     return made
 
 
-def _bags() -> Iterator[Case]:
-    for mode, name in ((0, "sum"), (1, "mean"), (2, "max")):
-        for bags, each in ((16, 8), (64, 20), (1000, 20)):
-
-            def inputs(
-                dtype: torch.dtype, device: str, bags: int = bags, each: int = each
-            ) -> tuple[Tensor, ...]:
-                table = torch.randn(5000, 64, device=device).to(dtype)
-                at = torch.randint(0, 5000, (bags * each,), device=device)
-                return table, at, torch.arange(0, bags * each, each, device=device)
-
-            def bag(w: Tensor, i: Tensor, o: Tensor, mode: int = mode) -> Any:
-                return aten._embedding_bag(w, i, o, False, mode)[0]
-
-            yield Case(f"embedding_bag, {name}", f"{bags} bags of {each}", bag, inputs)
-
-
 def _others() -> Iterator[Case]:
     for n in (1000, 10**6):
 
@@ -219,7 +201,7 @@ def _others() -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    families = (_scans, _windows, _pooling, _bags, _others)
+    families = (_scans, _windows, _pooling, _others)
     return [case for family in families for case in family()]
 
 

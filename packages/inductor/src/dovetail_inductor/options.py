@@ -38,7 +38,7 @@ class InductorOptions:
     triton: generate Triton kernels; None does so for graphs on a GPU. (Set on a CPU, the plan runs
         in the reference executor under Triton's interpreter.)
     everywhere: generate kernels for what is left to the library because that was measured to be
-        faster, too (to measure it again, with `core_aten_table(everywhere=True)`).
+        faster, too (to measure it again).
     gpu: what to choose the forms of kernels for; None asks the GPU, and takes an H100's where a
         graph is on none.
     target: write all kernels for this target; None: for that of each tensor's device.

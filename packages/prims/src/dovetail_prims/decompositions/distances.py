@@ -155,9 +155,9 @@ def bucketize(self: Tensor, boundaries: Tensor, out_int32: bool, right: bool) ->
 
 TABLE: Family = {
     "_cdist_forward.default": cdist,
-    **made_for("_cdist_backward.default", cdist_backward),
+    "_cdist_backward.default": made_for("_cdist_backward.default", cdist_backward),
     "_pdist_forward.default": pdist,
-    **made_for("_pdist_backward.default", pdist_backward),
-    **made_for("searchsorted.Tensor", searchsorted),
-    **made_for("bucketize.Tensor", bucketize),
+    "_pdist_backward.default": made_for("_pdist_backward.default", pdist_backward),
+    "searchsorted.Tensor": made_for("searchsorted.Tensor", searchsorted),
+    "bucketize.Tensor": made_for("bucketize.Tensor", bucketize),
 }

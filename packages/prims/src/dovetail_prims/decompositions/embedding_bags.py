@@ -8,7 +8,6 @@ on a GPU 1.4 to 11 times as fast, for all of them.)
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from dovetail_prims.ops.common import (
     cast,
     constant,
     iota,
-    measured,
     of_known_sizes,
     where,
     zeros,
@@ -140,7 +138,6 @@ def _sums(bags: Tensor, names: Tensor, whole: bool, nothing: Tensor) -> tuple[Te
     return bags, empty, nothing, aten.clone.default(nothing)
 
 
-@measured
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -151,22 +148,20 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-    everywhere: bool = False,
 ) -> Any:
     """Of maxima, and of sums and means of few, rows compared or added into their bags; on a CPU"""
-    if (weight.device.type != "cpu" and not everywhere) or indices.numel() == 0:
+    if weight.device.type != "cpu" or indices.numel() == 0:
         return NotImplemented
     count = indices.shape[0]
     exact = weight.dtype in (torch.float32, torch.float64)
     few = (mode == MEAN or exact) and isinstance(count, int) and count <= FEW.get(mode, 0)
-    pays = mode == MAX or few or everywhere
-    if not pays or offsets.numel() <= include_last_offset:
+    if not (mode == MAX or few) or offsets.numel() <= include_last_offset:
         return NotImplemented
     _check_offsets(offsets, count)
     last = include_last_offset
     given = (weight, indices, offsets, mode, per_sample_weights, last, padding_idx)
     results = embedding_bag_of(*given)
-    if mode != SUM or weight.device.type != "cpu":
+    if mode != SUM:
         return results
     fast = padding_idx < 0 and weight.stride(1) == 1 and weight.dtype is torch.float32
     if per_sample_weights is not None:
@@ -174,7 +169,6 @@ def embedding_bag(
     return _sums(results[0], results[1], fast, zeros([offsets.shape[0] - last], indices))
 
 
-@measured
 def embedding_bag_forward_only(
     weight: Tensor,
     indices: Tensor,
@@ -185,12 +179,11 @@ def embedding_bag_forward_only(
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-    everywhere: bool = False,
 ) -> Any:
     """The same; what is left empty beside sums on a CPU is as long as the offsets"""
     given = (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights)
-    results = embedding_bag(*given, include_last_offset, padding_idx, everywhere)
-    if results is NotImplemented or mode != SUM or weight.device.type != "cpu":
+    results = embedding_bag(*given, include_last_offset, padding_idx)
+    if results is NotImplemented or mode != SUM:
         return results
     return _sums(results[0], results[1], False, zeros([offsets.shape[0]], indices))
 
@@ -252,10 +245,4 @@ TABLE: Family = {
     "_embedding_bag_forward_only.default": of_known_sizes(embedding_bag_forward_only),
     "_embedding_bag_backward.default": embedding_bag_backward,
     "_embedding_bag_per_sample_weights_backward.default": per_sample_weights_backward,
-}
-EVERYWHERE: Family = {
-    "_embedding_bag.default": of_known_sizes(partial(embedding_bag, everywhere=True)),
-    "_embedding_bag_forward_only.default": of_known_sizes(
-        partial(embedding_bag_forward_only, everywhere=True)
-    ),
 }

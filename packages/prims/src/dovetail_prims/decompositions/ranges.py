@@ -6,6 +6,7 @@ nothing is lost of a product of float32 numbers, and rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def _spaced(
     return cast(where(early, up, down), narrow)
 
 
-def _range(name: str) -> Family:
+def _range(name: str) -> Callable[..., Any]:
     """linspace or logspace, of numbers or of tensors"""
 
     def function(start: Any, end: Any, steps: int, *rest: Any) -> Any:
@@ -75,8 +76,7 @@ def _range(name: str) -> Family:
 
 
 TABLE: Family = {
-    op: entry
+    f"{name}.{overload}": _range(f"{name}.{overload}")
     for name in ("linspace", "logspace")
     for overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
-    for op, entry in _range(f"{name}.{overload}").items()
 }

@@ -62,14 +62,11 @@ FAMILIES = (
     rest,
 )
 
-# These move numbers and look at none of them, so that a complex one is as good as a real one.
-_MOVING = (padding,)
-# The same, among families that compute.
 _MOVING_NAMES = frozenset(
     {
         "_stack.default", "diag_embed.default", "put.default", "empty_permuted.default",
         "masked_scatter_backward.default", "fill.Scalar", "fill.Tensor", "zero.default",
-        "masked_fill.Scalar", "masked_fill.Tensor", "trace.default", "sum.default",
+        "masked_fill.Scalar", "masked_fill.Tensor", *padding.TABLE,
     }
 )  # fmt: skip
 
@@ -97,32 +94,19 @@ def _real_only(function: Callable[..., Any]) -> Callable[..., Any]:
     return entry
 
 
-# Families some of whose operators are left to the library where that was measured to be faster.
-_MEASURED = (embedding_bags,)
-
-
 @cache
-def core_aten_table(everywhere: bool = False) -> Mapping[OpOverload, Callable[..., Any]]:
-    """Every decomposition to CORE_ATEN, keyed by op; ops that this torch lacks are left out.
-
-    `everywhere`: decompose also where the library was measured to be faster (to measure it again).
-    (What `rrelu` draws on a CPU are other numbers than eager's then.)
-    """
-    table: dict[OpOverload, Callable[..., Any]] = {}
-    families = [(family.TABLE, family in _MOVING) for family in FAMILIES]
-    unguarded = _MOVING_NAMES | catalog.moving()
-    for entries_of, moving in (*families, (catalog.to_core_aten(), False)):
-        guarded = {
-            name: function if moving or name in unguarded else _real_only(function)
-            for name, function in entries_of.items()
-        }
-        entries = {op: laid_out(op, function) for op, function in resolve(guarded).items()}
-        twice = table.keys() & entries.keys()
-        assert not twice, f"decomposed by two families: {sorted(map(str, twice))}"
-        table |= entries
-    for measured in _MEASURED if everywhere else ():
-        table |= resolve({n: _real_only(function) for n, function in measured.EVERYWHERE.items()})
-    return MappingProxyType(table)
+def core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Every decomposition to CORE_ATEN, keyed by op; ops that this torch lacks are left out."""
+    of_complex = _MOVING_NAMES | catalog.of_complex()
+    entries: dict[str, Callable[..., Any]] = {}
+    for family in (*(f.TABLE for f in FAMILIES), catalog.to_core_aten()):
+        twice = entries.keys() & family.keys()
+        assert not twice, f"decomposed by two families: {sorted(twice)}"
+        entries |= family
+    guarded = {
+        name: entry if name in of_complex else _real_only(entry) for name, entry in entries.items()
+    }
+    return MappingProxyType({op: laid_out(op, entry) for op, entry in resolve(guarded).items()})
 
 
 @cache

@@ -395,8 +395,8 @@ def _pair(name: str, kind: _Kind, rank: int) -> Family:
         return _resize_backward(grad_output, input_size, kind, rest[0] is True, rest[-rank:])
 
     return {
-        **made_for(f"{name}.default", forward),
-        **made_for(f"{name}_backward.default", backward),
+        f"{name}.default": made_for(f"{name}.default", forward),
+        f"{name}_backward.default": made_for(f"{name}_backward.default", backward),
     }
 
 

@@ -27,10 +27,10 @@ from dovetail_prims.ops.values import (
     unrounded,
     where,
 )
-from dovetail_prims.shape_rules import rare
 from dovetail_prims.shape_rules.conversions import check_number
 from dovetail_prims.shape_rules.cpu_kernels import log_sigmoid, of_cpu
 from dovetail_prims.shape_rules.pointwise import float_result, like_operand, same_dtype
+from dovetail_prims.shape_rules.rare import glu as glu_shape
 from dovetail_prims.shape_rules.usual_cases import prelu
 
 SQRT_HALF = math.sqrt(0.5)
@@ -205,7 +205,7 @@ CARDS = (
     decomposed("hardshrink", hardshrink, same_dtype),
     decomposed("log_sigmoid", None, same_dtype),
     decomposed("log_sigmoid_forward", log_sigmoid_forward, of_cpu(log_sigmoid), in_place=()),
-    decomposed("glu", glu, rare.glu, in_place=()),
+    decomposed("glu", glu, glu_shape, in_place=()),
     decomposed("threshold", threshold, same_dtype, check=_replaced),
     decomposed("logit", logit, float_result),
 )

@@ -23,9 +23,13 @@ from dovetail_prims.ops.values import (
     where,
 )
 from dovetail_prims.shape_rules import pointwise as rules
-from dovetail_prims.shape_rules import rare, usual_cases
 from dovetail_prims.shape_rules.cpu_kernels import dropout_backward, of_cpu
 from dovetail_prims.shape_rules.pointwise import backward_two
+from dovetail_prims.shape_rules.rare import glu_backward as glu_backward_shape
+from dovetail_prims.shape_rules.usual_cases import (
+    log_sigmoid_backward as log_sigmoid_backward_shape,
+)
+from dovetail_prims.shape_rules.usual_cases import prelu_backward as prelu_backward_shape
 
 INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 ONE_SIXTH = 11184811 / 2**26  # the nearest float32, which ATen uses in float64 too
@@ -204,10 +208,10 @@ CARDS = (
     _gradient("logit_backward", logit_backward, backward_two),
     _gradient("elu_backward", elu_backward, rules.elu_backward),
     _gradient("threshold_backward", threshold_backward, rules.threshold_backward),
-    _gradient("_prelu_kernel_backward", prelu_kernel_backward, usual_cases.prelu_backward, arity=3),
+    _gradient("_prelu_kernel_backward", prelu_kernel_backward, prelu_backward_shape, arity=3),
     _gradient("softshrink_backward", shrink_backward),
     _gradient("hardshrink_backward", hardshrink_backward),
-    _gradient("log_sigmoid_backward", log_sigmoid_backward, usual_cases.log_sigmoid_backward),
-    _gradient("glu_backward", glu_backward, rare.glu_backward),
+    _gradient("log_sigmoid_backward", log_sigmoid_backward, log_sigmoid_backward_shape),
+    _gradient("glu_backward", glu_backward, glu_backward_shape),
     _gradient("native_dropout_backward", native_dropout_backward, of_cpu(dropout_backward)),
 )

@@ -39,6 +39,7 @@ class Kind(Enum):
     INDEXING = "indexing"
     CREATION = "creation"
     LIBRARY = "library"  # PyTorch's own kernel, in PRIMS too
+    COMPOSED = "composed"  # of several of these
 
 
 class Result(Enum):
@@ -57,7 +58,8 @@ class Form:
     PRIMS; that of a form that PRIMS keeps puts its operands in order (of a pointwise operator None:
     in the way that follows from the card's `Result`). Without a `shape` PyTorch's meta kernel
     answers. `check` raises what eager raises for arguments that no shape rule looks at, of the form
-    in place, too.
+    in place, too. `of_complex`: `to_core` is right for complex numbers, too (of an operator that
+    looks at no element it always is).
     """
 
     overload: str
@@ -67,6 +69,7 @@ class Form:
     to_prims: Callable[..., Any] | None = None
     check: Callable[..., None] | None = None
     says: str = ""  # (the card's, unless given)
+    of_complex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,38 @@ def also(
 ) -> Form:
     """One more overload of an operator, of which CORE_ATEN keeps nothing."""
     return Form(overload, Dialect.ATEN, shape, decomposition)
+
+
+def composed(
+    name: str,
+    shape: ShapeRule | None,
+    decomposition: Callable[..., Any] | None = None,
+    *forms: Form,
+    overload: str = "default",
+    kind: Kind = Kind.COMPOSED,
+) -> Card:
+    """An operator of which CORE_ATEN keeps nothing; besides, the `forms`."""
+    return Card(name, 1, "", (also(overload, shape, decomposition), *forms), kind=kind)
+
+
+def library(
+    name: str,
+    shape: ShapeRule | None = None,
+    decomposition: Callable[..., Any] | None = None,
+    *forms: Form,
+    overload: str = "default",
+) -> Card:
+    """An operator that CORE_ATEN and PRIMS leave to PyTorch's kernel, but where `decomposition`
+    gives a result; besides, the `forms`."""
+    form = kept(overload, shape, decomposition)
+    return Card(name, 1, "", (form, *forms), kind=Kind.LIBRARY)
+
+
+def kept(
+    overload: str, shape: ShapeRule | None = None, decomposition: Callable[..., Any] | None = None
+) -> Form:
+    """One more overload that PRIMS leaves to PyTorch's kernel."""
+    return Form(overload, Dialect.PRIMS, shape, decomposition)
 
 
 def reduction(

@@ -32,12 +32,15 @@ POINTWISE: tuple[Card, ...] = (
     *activations.CARDS,
     *activations_backward.CARDS,
 )
+_FAMILIES = (
+    reductions,
+    views,
+    indexing,
+    creation,
+)
 CARDS: tuple[Card, ...] = (
     *POINTWISE,
-    *reductions.CARDS,
-    *views.CARDS,
-    *indexing.CARDS,
-    *creation.CARDS,
+    *(card for family in _FAMILIES for card in family.CARDS),
 )
 POINTWISE_NAMES = frozenset(card.name for card in POINTWISE)
 
@@ -93,10 +96,10 @@ def _in_place(card: Card, overload: str) -> ShapeRule:
     return becoming(shape)
 
 
-def moving() -> frozenset[str]:
-    """The overloads that look at no element: a complex one is as good to them as a real one."""
-    looking = (Kind.POINTWISE, Kind.REDUCTION, Kind.SCAN)
-    return frozenset(name for name, card, _ in forms() if card.kind not in looking)
+def of_complex() -> frozenset[str]:
+    """The overloads whose decompositions are right for complex numbers."""
+    moving = (Kind.VIEW, Kind.MOVED, Kind.INDEXING, Kind.CREATION)
+    return frozenset(name for name, card, form in forms() if form.of_complex or card.kind in moving)
 
 
 def of_kind(kind: Kind) -> tuple[str, ...]:

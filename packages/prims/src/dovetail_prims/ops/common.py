@@ -52,12 +52,12 @@ def lookup(name: str) -> OpOverload | None:
     return found
 
 
-def made_for(name: str, function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """An entry (none, where this torch lacks the op) that hands `function` the values of all the
-    op's arguments, in order: for functions that serve several ops."""
+def made_for(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry for the op `name` that hands `function` the values of all the op's arguments, in
+    order: for functions that serve several ops. (`function` itself, where this torch lacks it.)"""
     op = lookup(name)
     if op is None:
-        return {}
+        return function
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     empty = inspect.Parameter.empty
     parameters = []
@@ -73,7 +73,7 @@ def made_for(name: str, function: Callable[..., Any]) -> dict[str, Callable[...,
 
     entry.__signature__ = signature  # type: ignore[attr-defined]
     entry.__doc__ = function.__doc__
-    return {name: entry}
+    return entry
 
 
 def resolve(family: Family) -> dict[OpOverload, Callable[..., Any]]:
@@ -292,15 +292,6 @@ def reduce_loss(loss: Tensor, reduction: int) -> Tensor:
     dims = list(range(loss.dim()))
     total = aten.sum.dim_IntList(loss, dims)
     return total if reduction == 2 else aten.div.Tensor(total, count(loss, dims))
-
-
-def measured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a decomposition that is left to the library where that was measured to be faster, but
-    with `everywhere`: a last parameter that is none of the operator's."""
-    signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.name != "everywhere"]
-    setattr(function, "__signature__", signature.replace(parameters=own))  # noqa: B010
-    return function
 
 
 def of_known_sizes(function: Callable[..., Any]) -> Callable[..., Any]:

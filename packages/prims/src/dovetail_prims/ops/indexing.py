@@ -30,7 +30,8 @@ from dovetail_prims.ops.common import (
 )
 from dovetail_prims.ops.views import slice_of
 from dovetail_prims.shape_rules import indexing as rules
-from dovetail_prims.shape_rules import rare, usual_cases
+from dovetail_prims.shape_rules.rare import nonzero_static as nonzero_static_shape
+from dovetail_prims.shape_rules.usual_cases import index_add as index_add_shape
 
 Indices = Sequence[Tensor | None]
 
@@ -369,14 +370,15 @@ CARDS = (
     _written("as_strided", "what strides see replaced", torch.as_strided),
     _written("diagonal", "a diagonal replaced", torch.diagonal),
     indexing("scatter_reduce", "elements combined with those at an index",
-             Form("two", _PRIMS, rules.scatter, scatter_reduce), in_place=("two",),
+             Form("two", _PRIMS, rules.scatter, scatter_reduce, of_complex=True),
+             in_place=("two",),
              kind=Kind.LIBRARY),
     indexing("index_reduce", "slices combined with others",
-             Form("default", _PRIMS, None, index_reduce), kind=Kind.LIBRARY),
+             Form("default", _PRIMS, None, index_reduce, of_complex=True), kind=Kind.LIBRARY),
     indexing("nonzero_static", "places of what is not 0",
-             also("default", rare.nonzero_static, nonzero_static)),
+             also("default", nonzero_static_shape, nonzero_static)),
     indexing("index_select", "chosen slices", also("default", rules.index_select, index_select)),
-    indexing("index_add", "slices added", also("default", usual_cases.index_add, index_add),
+    indexing("index_add", "slices added", also("default", index_add_shape, index_add),
              in_place=("default",)),
     indexing("index_copy", "slices written", also("default", None, index_copy),
              in_place=("default",)),

@@ -25,8 +25,9 @@ from dovetail_prims.ops.common import (
     where,
     wide,
 )
-from dovetail_prims.shape_rules import rare, usual_cases
 from dovetail_prims.shape_rules import reductions as rules
+from dovetail_prims.shape_rules.rare import dist as dist_shape
+from dovetail_prims.shape_rules.usual_cases import count_nonzero as count_nonzero_shape
 
 Dims = int | Sequence[int] | None
 
@@ -258,7 +259,8 @@ def _scan(name: str, says: str, meaning: Callable[..., Any]) -> Card:
 CARDS = (
     reduction("sum", "sum over dimensions",
               Form("dim_IntList", _PRIMS, rules.sum_, None, prims.sum, _few_dims),
-              also("default", rules.sum_all, sum_all), meaning=prims.sum_of),
+              Form("default", _ATEN, rules.sum_all, sum_all, of_complex=True),
+              meaning=prims.sum_of),
     reduction("prod", "product over a dimension",
               Form("dim_int", _PRIMS, rules.sum_, to_prims=prims.along_one("prod.dim_int")),
               also("default", rules.sum_all, prod_all), meaning=prims.prod_of),
@@ -290,10 +292,11 @@ CARDS = (
               also("ScalarOpt_dtype", None, norm_dtype),
               also("ScalarOpt_dim", rules.norm_scalar_dim, norm_dim),
               also("ScalarOpt_dim_dtype", None, norm_dim_dtype)),
-    reduction("dist", "norm of the difference", also("default", rare.dist, dist)),
+    reduction("dist", "norm of the difference", also("default", dist_shape, dist)),
     reduction("nansum", "sum with NaN as 0", also("default", rules.sum_, nansum)),
     reduction("count_nonzero", "how many are not 0",
-              also("default", usual_cases.count_nonzero, count_nonzero),
-              also("dim_IntList", usual_cases.count_nonzero, count_nonzero_dims)),
-    reduction("trace", "sum of the diagonal", also("default", None, trace)),
+              also("default", count_nonzero_shape, count_nonzero),
+              also("dim_IntList", count_nonzero_shape, count_nonzero_dims)),
+    reduction("trace", "sum of the diagonal",
+              Form("default", _ATEN, None, trace, of_complex=True)),
 )  # fmt: skip

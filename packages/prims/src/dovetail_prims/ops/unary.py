@@ -13,7 +13,7 @@ from dovetail_prims.ops.common import aten, cast, constant, floating, kind, wher
 from dovetail_prims.ops.operands import filled_like
 from dovetail_prims.ops.values import Value, float_formula, formula, log, sin, trunc, unrounded
 from dovetail_prims.ops.values import where as choose
-from dovetail_prims.shape_rules import cpu_kernels
+from dovetail_prims.shape_rules.cpu_kernels import angle as angle_shape
 from dovetail_prims.shape_rules.cpu_kernels import of_cpu
 from dovetail_prims.shape_rules.pointwise import (
     bool_result,
@@ -242,6 +242,6 @@ CARDS = (
     decomposed("isneginf", isneginf, bool_result, in_place=()),
     decomposed("sinc", sinc, float_result),
     decomposed("frac", frac, same_dtype),
-    decomposed("angle", angle, of_cpu(cpu_kernels.angle), in_place=()),
+    decomposed("angle", angle, of_cpu(angle_shape), in_place=()),
     decomposed("special_entr", entr, float_function, in_place=()),
 )

@@ -20,10 +20,13 @@ from dovetail_prims.ops.common import (
     reshape,
     wrap,
 )
-from dovetail_prims.shape_rules import copies, cpu_kernels, indexing, parts, rare, usual_cases
+from dovetail_prims.shape_rules import copies, indexing, parts
 from dovetail_prims.shape_rules import views as rules
 from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.cpu_kernels import roll as roll_shape
 from dovetail_prims.shape_rules.data_bounds import known_truth
+from dovetail_prims.shape_rules.rare import pixel_unshuffle as pixel_unshuffle_shape
+from dovetail_prims.shape_rules.usual_cases import block_diagonal as block_diagonal_shape
 
 _ROW_MAJOR = torch.contiguous_format
 
@@ -239,14 +242,11 @@ def view_copy(self: Tensor, size: Sequence[int]) -> Tensor:
 def _copied(view: str, *overloads: str, shape: ShapeRule | None = None) -> Card:
     """The copies that stand for overloads of the view `view`, which has this shape rule."""
     rule = None if shape is None else copies.copying(shape)
-    forms = []
-    for name in overloads:
-        for entry in _copy_of(f"{view}.{name}").values():
-            forms.append(also(name, rule, entry))
+    forms = (also(name, rule, _copy_of(f"{view}.{name}")) for name in overloads)
     return moved(f"{view}_copy", "A copy of what the view shows", *forms)
 
 
-def _copy_of(name: str) -> dict[str, Callable[..., Any]]:
+def _copy_of(name: str) -> Callable[..., Any]:
     """The entry of the copy that stands for the view called `name`"""
     view = lookup(name)
 
@@ -369,11 +369,11 @@ CARDS = (
     moved("lift_fresh_copy", "a copy", also("default", None, clone)),
     moved("stack", "side by side", also("default", indexing.stack, stack)),
     moved("repeat", "tiled", also("default", indexing.repeat, repeat)),
-    moved("roll", "shifted round", also("default", of_cpu(cpu_kernels.roll), roll)),
+    moved("roll", "shifted round", also("default", of_cpu(roll_shape), roll)),
     moved("rot90", "quarter turns", also("default", None, rot90)),
     moved("pixel_shuffle", "channels as pixels", also("default", None, pixel_shuffle)),
     moved("pixel_unshuffle", "pixels as channels",
-          also("default", rare.pixel_unshuffle, pixel_unshuffle)),
+          also("default", pixel_unshuffle_shape, pixel_unshuffle)),
     moved("channel_shuffle", "channels dealt out", also("default", None, channel_shuffle)),
     moved("_conj", "the conjugate", also("default", None, conj)),
     moved("_neg_view", "the negative", also("default", None, neg_view)),
@@ -381,7 +381,7 @@ CARDS = (
     moved("view_copy", "a copy in another shape", also("default", copies.view_copy, view_copy)),
     moved("_reshape_copy", "a copy in another shape", also("default", None, view_copy)),
     moved("block_diag", "matrices along the diagonal",
-          also("default", usual_cases.block_diagonal, block_diag)),
+          also("default", block_diagonal_shape, block_diag)),
     moved("_chunk_cat", "chunks, one after the other", also("default", None, chunk_cat)),
     _copied("alias", "default"),
     _copied("as_strided", "default"),
