@@ -4,7 +4,9 @@ What is over a limit today is listed in `integration_tests/over_limits.txt`, whi
 
     python integration_tests/test_limits.py --write
 
-writes it anew; what is new over a limit fails the test, and so does what is no more.
+writes it anew; what is new over a limit fails the test, and so does what is no more. Functions on
+operators' cards, in tables of functions by operator, and those that implement a registered operator
+have its parameters: these have no limit.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ MOST_PARAMETERS = 8
 MOST_FIELDS = 10
 MOST_ATTRIBUTES = 25
 MOST_LINES_OF_A_FILE = 400
+_TABLES = {"CARDS", "TABLE", "rules"}
 
 
 def _measured(path: Path) -> Iterator[str]:
@@ -28,12 +31,14 @@ def _measured(path: Path) -> Iterator[str]:
     text = path.read_text()
     if text.count("\n") > MOST_LINES_OF_A_FILE:
         yield "lines of the file"
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    of_operators = _of_operators(tree)
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             if node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION:
                 yield f"lines of {node.name}"
-            if len(_parameters(node)) > MOST_PARAMETERS:
+            if len(_parameters(node)) > MOST_PARAMETERS and node.name not in of_operators:
                 yield f"parameters of {node.name}"
         elif isinstance(node, ast.ClassDef):
             fields = _fields(node)
@@ -41,6 +46,23 @@ def _measured(path: Path) -> Iterator[str]:
                 yield f"fields of {node.name}"
             if len(fields | _attributes(node)) > MOST_ATTRIBUTES:
                 yield f"attributes of {node.name}"
+
+
+def _of_operators(tree: ast.Module) -> set[str]:
+    """The functions that cards, tables of functions by operator and registrations name, with what
+    is defined in them."""
+    named: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".impl"):
+            named |= {part.id for part in node.args if isinstance(part, ast.Name)}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        names = [getattr(target, "id", getattr(target, "name", "")) for target in targets]
+        if any(name in _TABLES or name.endswith("_FORMS") for name in names):
+            named |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    inner = (ast.walk(node) for node in functions if node.name in named)
+    return named | {n.name for nodes in inner for n in nodes if isinstance(n, ast.FunctionDef)}
 
 
 def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:

@@ -84,29 +84,6 @@ def test_rare_arithmetic(dtype):
         check(aten.rrelu_with_noise_backward.default, [b, *args, training, False])
 
 
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.float16), ids=str)
-def test_frexp_to_the_last_bit(dtype):
-    limits = torch.finfo(dtype)
-    powers = torch.tensor([2.0**k for k in range(-1074, 1024)], dtype=torch.float64).to(dtype)
-    own = [
-        0.0,
-        -0.0,
-        math.inf,
-        -math.inf,
-        math.nan,
-        limits.max,
-        limits.tiny,
-        limits.smallest_normal,
-    ]
-    x = torch.cat(
-        [powers, -powers * 1.5, torch.tensor(own, dtype=dtype), powers * (1 - limits.eps)]
-    )
-    mantissa, exponent = core_aten_table()[aten.frexp.Tensor](x)
-    wanted = torch.frexp(x)
-    assert exponent.dtype is torch.int32 and torch.equal(exponent, wanted.exponent)
-    torch.testing.assert_close(mantissa, wanted.mantissa, rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=str)
 def test_antialiased_resizing(dtype):
     torch.manual_seed(0)

@@ -104,4 +104,4 @@ def istft(
     return y if input.dim() == 3 else y.squeeze(0)
 
 
-__all__ = ["istft", "stft"]
+SPECTRAL_FORMS = {torch.stft: stft, torch.istft: istft, torch.Tensor.istft: istft}

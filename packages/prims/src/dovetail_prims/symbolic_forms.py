@@ -28,7 +28,7 @@ from dovetail_prims.batched_matmul import batched_matmul, has_symbolic_sizes
 from dovetail_prims.float_forms import FLOAT_FORMS
 from dovetail_prims.recurrent import RECURRENT_FORMS
 from dovetail_prims.resizing_forms import interpolate
-from dovetail_prims.spectral_forms import istft, stft
+from dovetail_prims.spectral_forms import SPECTRAL_FORMS
 
 _ASKS_FOR_NUMBERS = torch.__version__ < "2.15"
 """Whether this PyTorch asks for numbers in C++, where later ones do not."""
@@ -368,9 +368,6 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.max_pool1d: _max_pool1d,
     operator.setitem: _setitem,
     torch.Tensor.__setitem__: _setitem,
-    torch.stft: stft,
-    torch.istft: istft,
-    torch.Tensor.istft: istft,
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.asarray: _tensor,
@@ -380,6 +377,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     **{f: _fused_step(f) for f in _FUSED_STEPS},
     **({f: _pow(f) for f in _POWERS} if _ASKS_FOR_NUMBERS else {}),
     **FLOAT_FORMS,
+    **SPECTRAL_FORMS,
     **RECURRENT_FORMS,
 }
 """What stands for a call, by its function, where it gives a result (not NotImplemented)."""

@@ -15,6 +15,7 @@ from dovetail_prims.ops.card import (
     Result,
     also,
     binary,
+    composed,
     decomposed,
     with_numbers,
 )
@@ -242,6 +243,10 @@ CARDS = (
     decomposed("fmax", fmax, rules.binary, arity=2, in_place=()),
     decomposed("fmin", fmin, rules.binary, arity=2, in_place=()),
     decomposed("lcm", lcm, rules.binary, arity=2, in_place=()),
+    composed("igamma", rules.binary_float),  # (see unary: PyTorch's own would import its compiler)
+    composed("igammac", rules.binary_float),
+    composed("special_zeta", rules.binary_float, None, also("self_scalar", rules.binary_float),
+             also("other_scalar", rules.binary_float)),
     decomposed("complex", None, rules.complex_of, arity=2, in_place=()),
     decomposed("polar", None, rules.complex_of, arity=2, in_place=()),
 )  # fmt: skip

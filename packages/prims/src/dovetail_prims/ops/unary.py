@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.ops.card import Result, also, decomposed, unary
+from dovetail_prims.ops.card import Result, also, composed, decomposed, unary
 from dovetail_prims.ops.common import aten, cast, constant, floating, kind, where, wide
 from dovetail_prims.ops.operands import filled_like
 from dovetail_prims.ops.values import Value, float_formula, formula, log, sin, trunc, unrounded
@@ -189,6 +189,13 @@ def entr(x: Value) -> Value:
 _FLOAT, _BOOL = Result.FLOAT, Result.BOOL
 _DECIMALS = also("decimals", same_dtype, round_decimals)
 
+# (PyTorch's meta kernels of most of these import its compiler.)
+_OF_LIBRARY = (
+    "i0", "special_i0e", "special_i1", "special_i1e", "special_ndtri", "special_log_ndtr",
+    "special_erfcx", "special_bessel_j0", "special_bessel_j1", "special_spherical_bessel_j0",
+    "digamma",
+)  # fmt: skip
+
 CARDS = (
     unary("abs", "\\|x\\|", shape=real_result, numpy="absolute"),
     unary("neg", "-x", numpy="negative"),
@@ -244,4 +251,6 @@ CARDS = (
     decomposed("frac", frac, same_dtype),
     decomposed("angle", angle, of_cpu(angle_shape), in_place=()),
     decomposed("special_entr", entr, float_function, in_place=()),
+    *(composed(name, float_function) for name in _OF_LIBRARY),
+    composed("polygamma", lambda n, x: float_function(x)),
 )
