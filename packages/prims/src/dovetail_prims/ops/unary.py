@@ -253,4 +253,5 @@ CARDS = (
     decomposed("special_entr", entr, float_function, in_place=()),
     *(composed(name, float_function) for name in _OF_LIBRARY),
     composed("polygamma", lambda n, x: float_function(x)),
+    composed("mvlgamma", lambda x, p: float_function(x)),
 )
