@@ -6,6 +6,7 @@ leave a gap. See `symbolic_forms`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,4 +105,8 @@ def istft(
     return y if input.dim() == 3 else y.squeeze(0)
 
 
-SPECTRAL_FORMS = {torch.stft: stft, torch.istft: istft, torch.Tensor.istft: istft}
+SPECTRAL_FORMS: dict[Any, Callable[..., Any]] = {
+    torch.stft: stft,
+    torch.istft: istft,
+    torch.Tensor.istft: istft,
+}
