@@ -1,10 +1,14 @@
-// Nodes of autograd's graph: how torch holds them, and what Python calls (see `output_nodes.cpp`,
-// `training_calls.h`, `gradient_places.cpp`, `version_counters.cpp`).
+// Nodes of autograd's graph: how torch holds them, and what Python is given of them.
 #pragma once
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/stl.h>
 
 #include <memory>
 #include <type_traits>
@@ -12,7 +16,13 @@
 
 namespace dovetail {
 
+namespace py = pybind11;
+
+using at::Tensor;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
 using torch::autograd::Node;
+using torch::autograd::variable_list;
 using NodePointer = decltype(torch::autograd::Edge::function); // shared in torch 2.11, intrusive in 2.15
 
 // What differs between the two kinds of pointers.
@@ -55,30 +65,29 @@ NodePointer owned(const Pointer& pointer) {
 }
 
 // The node behind a Python object.
-inline NodePointer pointer_to(PyObject* object) {
+inline NodePointer pointer_to(py::handle object) {
   NodePointer found;
-  if (THPFunction_Check(object)) {
-    found = owned(reinterpret_cast<THPFunction*>(object)->cdata);
+  if (THPFunction_Check(object.ptr())) {
+    found = owned(reinterpret_cast<THPFunction*>(object.ptr())->cdata);
     TORCH_CHECK(found, "the node of this context is gone");
-  } else if (torch::autograd::THPCppFunction_Check(object)) {
-    found = reinterpret_cast<torch::autograd::THPCppFunction*>(object)->cdata;
+  } else if (torch::autograd::THPCppFunction_Check(object.ptr())) {
+    found = reinterpret_cast<torch::autograd::THPCppFunction*>(object.ptr())->cdata;
   }
   TORCH_CHECK_TYPE(found, "expected a node of autograd's graph");
   return found;
 }
 
-// Python's functions; what they do and take is told where they are defined.
-PyObject* shares_counter(PyObject*, PyObject* args);
-PyObject* give_counter(PyObject*, PyObject* args);
-PyObject* dependencies(PyObject*, PyObject* tensors);
-PyObject* output_plan(PyObject*, PyObject* points);
-PyObject* give_nodes(PyObject*, PyObject* args);
-PyObject* open_gates(PyObject*, PyObject* args);
-PyObject* is_output_node(PyObject*, PyObject* object);
-PyObject* arrival(PyObject*, PyObject* args);
-PyObject* put_above(PyObject*, PyObject* args);
-PyObject* redirect(PyObject*, PyObject* args);
-PyObject* as_method(PyObject*, PyObject* callable);
-bool add_training_calls(PyObject* module);
+// A Python object that was just made; raises the error of Python's if there is none.
+inline py::object made(PyObject* object) {
+  if (object == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(object);
+}
+
+// The Python object of a node.
+inline py::object in_python(NodePointer node) {
+  return made(torch::autograd::functionToPyObject(std::move(node)));
+}
 
 } // namespace dovetail

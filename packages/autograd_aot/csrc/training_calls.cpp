@@ -1,46 +1,38 @@
-// Forward and backward of a compiled graph in training, called as they mostly are.
+// Forward and backward of a compiled graph in training.
 //
 // A call of a small graph costs less than the bookkeeping around it would in Python. So what is
 // known when compiling is a plan here, and the common call runs no Python between autograd and the
-// compiled code (`training_steps.cpp`). Everything else (gradients that are missing, or not asked
+// compiled code (`training_steps.cpp`). All other backwards (gradients that are missing, or not asked
 // for; `create_graph`, anomaly mode; a backward after another one of other outputs; gradients of
-// `vmap`) goes to the functions of `calls/autograd_function.py`, which do all of it. Both leave the same
-// on the context.
+// `vmap`) go to the function of `calls/autograd_function.py`, which does all of it.
 
 #include "training_calls.h"
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <memory>
-#include <string_view>
+#include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-namespace dovetail {
-namespace training {
+namespace dovetail::training {
 namespace {
+
+using Sizes = std::vector<int64_t>;
+
+template <typename Value>
+Value cast(py::handle object) {
+  return object.cast<Value>();
+}
 
 PyObject* optional_reference(PyObject* object) {
   return object == Py_None ? nullptr : Py_NewRef(object);
 }
 
-template <typename Number>
-std::vector<Number> integers(PyObject* tuple) {
-  TORCH_CHECK_TYPE(PyTuple_Check(tuple), "expected a tuple of integers");
-  std::vector<Number> found;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-    const long long number = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
-    if (number == -1 && PyErr_Occurred()) {
-      rethrow();
-    }
-    found.push_back(static_cast<Number>(number));
-  }
-  return found;
-}
-
-// See the table of methods.
+// (callable, what takes a list or None, what is left of the graph, tangents): the common backward.
 PyObject* learn(PyObject* object, PyObject* args) {
   HANDLE_TH_ERRORS
   auto* self = reinterpret_cast<TrainingCalls*>(object);
@@ -51,25 +43,22 @@ PyObject* learn(PyObject* object, PyObject* args) {
   if (self->run != nullptr) { // (another thread may be about to call it)
     Py_RETURN_NONE;
   }
+  using InPython = std::tuple<size_t, std::optional<Sizes>, Sizes, py::object, py::object>;
   std::vector<Tangent> known;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tangents); ++i) {
-    Tangent tangent;
-    PyObject *sizes = nullptr, *layout = nullptr, *dtype = nullptr, *device = nullptr;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tangents, i), "nOOO!O!", &tangent.output, &sizes, &layout,
-                          &THPDtypeType, &dtype, &THPDeviceType, &device)) {
-      return nullptr;
-    }
-    TORCH_CHECK(tangent.output < self->plan->outputs, "a gradient of no output");
-    tangent.known = sizes != Py_None;
+  for (auto& [output, sizes, layout, dtype, device] : cast<std::vector<InPython>>(tangents)) {
+    TORCH_CHECK(output < self->plan->outputs, "a gradient of no output");
+    TORCH_CHECK_TYPE(THPDtype_Check(dtype.ptr()) && THPDevice_Check(device.ptr()), "expected a dtype and a device");
+    Tangent& tangent = known.emplace_back();
+    tangent.output = output;
+    tangent.known = sizes.has_value();
     if (tangent.known) {
-      tangent.sizes = integers<int64_t>(sizes);
-      tangent.strides = integers<int64_t>(layout);
+      tangent.sizes = std::move(*sizes);
+      tangent.strides = std::move(layout);
     } else {
-      tangent.order = integers<size_t>(layout);
+      tangent.order.assign(layout.begin(), layout.end());
     }
-    tangent.dtype = reinterpret_cast<THPDtype*>(dtype)->scalar_type;
-    tangent.device = reinterpret_cast<THPDevice*>(device)->device;
-    known.push_back(std::move(tangent));
+    tangent.dtype = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
+    tangent.device = reinterpret_cast<THPDevice*>(device.ptr())->device;
   }
   self->plan->tangents = std::move(known);
   self->rest = Py_NewRef(rest);
@@ -82,7 +71,7 @@ PyObject* learn(PyObject* object, PyObject* args) {
 int traverse(PyObject* object, visitproc visit, void* arg) {
   auto* self = reinterpret_cast<TrainingCalls*>(object);
   Py_VISIT(Py_TYPE(object));
-  for (PyObject* held : {self->forward, self->backward, self->compiled, self->remember, self->replay,
+  for (PyObject* held : {self->backward, self->compiled, self->remember, self->finish, self->replay,
                          self->pending, self->consume, self->run, self->rest}) {
     Py_VISIT(held);
   }
@@ -91,7 +80,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
 
 int clear(PyObject* object) {
   auto* self = reinterpret_cast<TrainingCalls*>(object);
-  for (PyObject** held : {&self->forward, &self->backward, &self->compiled, &self->remember, &self->replay,
+  for (PyObject** held : {&self->backward, &self->compiled, &self->remember, &self->finish, &self->replay,
                           &self->pending, &self->consume, &self->run, &self->rest}) {
     Py_CLEAR(*held);
   }
@@ -107,65 +96,63 @@ void deallocate(PyObject* object) {
   Py_DECREF(type);
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  HANDLE_TH_ERRORS
-  static const char* arguments[] = {"forward", "backward", "compiled", "remember", "replay", "pending",
-                                    "outputs", "inputs", "primals", "constant", "beside", "aliases",
-                                    "autocast", "minds_hooks", nullptr};
-  PyObject *forward = nullptr, *backward = nullptr, *compiled = nullptr, *remember = nullptr, *replay = nullptr,
-           *pending = nullptr, *inputs = nullptr, *primals = nullptr, *constant = nullptr, *beside = nullptr,
-           *aliases = nullptr;
-  int autocast = 0, minds_hooks = 0;
+std::unique_ptr<Plan> plan_of(const py::dict& given) {
   auto plan = std::make_unique<Plan>();
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOO!OnSOOSO!pp", const_cast<char**>(arguments), &forward,
-                                   &backward, &compiled, &remember, &PyType_Type, &replay, &pending,
-                                   &plan->outputs, &inputs, &primals, &constant, &beside, &PyTuple_Type,
-                                   &aliases, &autocast, &minds_hooks)) {
-    return nullptr;
+  plan->outputs = cast<size_t>(given["outputs"]);
+  plan->primals = cast<std::vector<size_t>>(given["primals"]);
+  plan->constant = cast<std::vector<size_t>>(given["constant"]);
+  plan->recounted = cast<std::vector<size_t>>(given["recounted"]);
+  const auto inputs = cast<std::string>(given["inputs"]);
+  plan->inputs.assign(inputs.begin(), inputs.end());
+  for (const char kept : cast<std::string>(given["saved"])) {
+    plan->saved.push_back(static_cast<Kept>(kept));
   }
-  TORCH_CHECK_TYPE(PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(replay), &PyTuple_Type), "expected a named tuple");
-  const std::string_view kinds(PyBytes_AS_STRING(inputs), PyBytes_GET_SIZE(inputs));
-  plan->inputs.assign(kinds.begin(), kinds.end());
-  const std::string_view flags(PyBytes_AS_STRING(beside), PyBytes_GET_SIZE(beside));
-  plan->beside.assign(flags.begin(), flags.end());
-  plan->primals = integers<size_t>(primals);
-  plan->constant = integers<size_t>(constant);
+  plan->no_autocast = cast<bool>(given["no_autocast"]);
+  plan->minds_hooks = cast<bool>(given["minds_hooks"]);
+  plan->always_finishes = cast<bool>(given["always_finishes"]);
   for (const size_t i : plan->primals) {
     TORCH_CHECK(i < plan->inputs.size(), "no such input");
   }
-  for (const size_t i : plan->constant) {
-    TORCH_CHECK(i < plan->outputs, "no such output");
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(aliases); ++i) {
-    Alias alias;
-    PyObject *sizes = nullptr, *strides = nullptr;
-    long long offset = 0;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(aliases, i), "nnOOL", &alias.output, &alias.saved, &sizes, &strides,
-                          &offset)) {
-      return nullptr;
+  for (const auto& outputs : {plan->constant, plan->recounted}) {
+    for (const size_t i : outputs) {
+      TORCH_CHECK(i < plan->outputs, "no such output");
     }
-    const size_t values = plan->beside.size() - plan->primals.size();
-    TORCH_CHECK(alias.output < plan->outputs && alias.saved < values, "no such output, or saved value");
-    alias.known = sizes != Py_None;
+  }
+  using InPython = std::tuple<size_t, size_t, std::optional<std::tuple<Sizes, Sizes, int64_t>>>;
+  for (const auto& [output, saved, geometry] : cast<std::vector<InPython>>(given["aliases"])) {
+    const size_t values = plan->saved.size() - plan->primals.size();
+    TORCH_CHECK(output < plan->outputs && saved < values, "no such output, or saved value");
+    Alias& alias = plan->aliases.emplace_back();
+    alias.output = output;
+    alias.saved = saved;
+    alias.known = geometry.has_value();
     if (alias.known) {
-      alias.sizes = integers<int64_t>(sizes);
-      alias.strides = integers<int64_t>(strides);
-      alias.offset = offset;
+      std::tie(alias.sizes, alias.strides, alias.offset) = *geometry;
     }
-    plan->aliases.push_back(std::move(alias));
   }
-  plan->autocast = autocast != 0;
-  plan->minds_hooks = minds_hooks != 0;
-  PyObject* object = checked(type->tp_alloc(type, 0));
-  auto* self = reinterpret_cast<TrainingCalls*>(object);
-  self->forward = Py_NewRef(forward);
-  self->backward = Py_NewRef(backward);
-  self->compiled = Py_NewRef(compiled);
-  self->remember = optional_reference(remember);
-  self->replay = Py_NewRef(replay);
-  self->pending = optional_reference(pending);
+  return plan;
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(PyTuple_GET_SIZE(args) == 0 && keywords != nullptr, "TrainingCalls takes keyword arguments");
+  const auto given = py::reinterpret_borrow<py::dict>(keywords);
+  const auto taken = [&](const char* name) { return py::object(given[name]).release().ptr(); };
+  const py::object replay = given["replay"];
+  TORCH_CHECK_TYPE(PyType_Check(replay.ptr()) &&
+                       PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(replay.ptr()), &PyTuple_Type),
+                   "expected a named tuple");
+  std::unique_ptr<Plan> plan = plan_of(given);
+  const py::object object = made(type->tp_alloc(type, 0));
+  auto* self = reinterpret_cast<TrainingCalls*>(object.ptr());
   self->plan = plan.release();
-  return object;
+  self->replay = taken("replay");
+  self->backward = taken("backward");
+  self->compiled = taken("compiled");
+  self->remember = optional_reference(py::object(given["remember"]).ptr());
+  self->finish = optional_reference(py::object(given["finish"]).ptr());
+  self->pending = optional_reference(py::object(given["pending"]).ptr());
+  return Py_NewRef(object.ptr());
   END_HANDLE_TH_ERRORS
 }
 
@@ -189,29 +176,16 @@ PyType_Slot calls_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(clear)},
     {Py_tp_methods, calls_methods},
-    {Py_tp_doc, const_cast<char*>("Forward and backward of a compiled graph, as they mostly are.")},
+    {Py_tp_doc, const_cast<char*>("Forward and backward of a compiled graph.")},
     {0, nullptr}};
 
 PyType_Spec calls_spec = {"dovetail_autograd_aot._autograd_nodes.TrainingCalls", sizeof(TrainingCalls), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots};
 
 } // namespace
-} // namespace training
 
-// Adds the type to the module.
-bool add_training_calls(PyObject* module) {
-  PyObject* type = PyType_FromSpec(&training::calls_spec);
-  if (type == nullptr) {
-    return false;
-  }
-  const int failed = PyModule_AddObjectRef(module, "TrainingCalls", type);
-  Py_DECREF(type);
-  return failed == 0;
+void add_training_calls(py::module& module) {
+  module.attr("TrainingCalls") = made(PyType_FromSpec(&calls_spec));
 }
 
-// (callable) -> a method of it, for a class: called on an instance, it gets that first.
-PyObject* as_method(PyObject*, PyObject* callable) {
-  return PyInstanceMethod_New(callable);
-}
-
-} // namespace dovetail
+} // namespace dovetail::training

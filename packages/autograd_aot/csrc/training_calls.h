@@ -3,9 +3,6 @@
 
 #include "nodes.h"
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/Exceptions.h>
-
 #include <utility>
 #include <vector>
 
@@ -51,16 +48,23 @@ struct Alias {
   int64_t offset = 0;
 };
 
+// How a saved value is kept: with autograd as it is; detached, as the input is about to get another
+// shape; with a version counter of its own; on the context, as it is a number; so only where hooks
+// pack and unpack what is saved.
+enum class Kept : char { AS_IT_IS, DETACHED, RECOUNTED, ON_CONTEXT, ON_CONTEXT_IF_HOOKED };
+
 struct Plan {
   size_t outputs = 0;
-  std::vector<size_t> primals; // the inputs that are saved
+  std::vector<size_t> primals; // the inputs that are saved: first of all saved values
+  std::vector<Kept> saved;
   std::vector<size_t> constant; // the outputs that have no gradient
-  std::vector<bool> beside; // for each saved value, whether autograd cannot keep it
+  std::vector<size_t> recounted; // the outputs that get version counters of their own
   std::vector<Alias> aliases;
   std::vector<char> inputs; // TENSOR, REACHED or neither
   std::vector<Tangent> tangents;
-  bool autocast = false; // is it to be switched off in the forward?
+  bool no_autocast = false; // is it to be switched off in the forward?
   bool minds_hooks = false; // is there more to do where hooks take saved tensors?
+  bool always_finishes = false; // is `finish` called without hooks, too?
 };
 
 constexpr char TENSOR = 1; // an input that is a tensor: the node has an edge for it
@@ -68,10 +72,10 @@ constexpr char REACHED = 2; // one that gets a gradient
 
 struct TrainingCalls {
   PyObject_HEAD
-  PyObject* forward;
-  PyObject* backward;
+  PyObject* backward; // for all but the common calls
   PyObject* compiled;
   PyObject* remember; // called with the inputs; null if `replay` can be made here
+  PyObject* finish; // called with context, inputs, outputs and all results; null if nothing is left
   PyObject* replay;
   PyObject* pending; // not empty while gradients were taken apart; null if they never are
   // Known after the first common backward:

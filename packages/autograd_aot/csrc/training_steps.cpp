@@ -1,4 +1,4 @@
-// The common calls of a compiled graph in training (see `training_calls.cpp`).
+// The forward and the common backward of a compiled graph in training (see `training_calls.cpp`).
 
 #include "training_calls.h"
 
@@ -7,19 +7,14 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/python_function.h>
-#include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <vector>
 
 namespace dovetail::training {
 namespace {
-
-using at::Tensor;
 
 struct Names {
   PyObject* replay = PyUnicode_InternFromString("replay");
@@ -50,17 +45,21 @@ struct Unrecorded {
 
 // --- forward ---------------------------------------------------------------------------------------
 
+THPObjectPtr tuple_of(PyObject* const* items, size_t count) {
+  THPObjectPtr made(checked(PyTuple_New(static_cast<Py_ssize_t>(count))));
+  for (size_t i = 0; i < count; ++i) {
+    PyTuple_SET_ITEM(made.get(), static_cast<Py_ssize_t>(i), Py_NewRef(items[i]));
+  }
+  return made;
+}
+
 // What a differentiable backward would need: (inputs, their versions, no state of random numbers).
 THPObjectPtr remembered(TrainingCalls* self, PyObject* const* inputs, size_t count) {
-  THPObjectPtr all(checked(PyTuple_New(static_cast<Py_ssize_t>(count))));
-  Py_ssize_t tensors = 0;
-  for (size_t i = 0; i < count; ++i) {
-    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), Py_NewRef(inputs[i]));
-    tensors += THPVariable_Check(inputs[i]) ? 1 : 0;
-  }
+  THPObjectPtr all = tuple_of(inputs, count);
   if (self->remember != nullptr) {
     return THPObjectPtr(checked(PyObject_CallOneArg(self->remember, all.get())));
   }
+  const auto tensors = std::count_if(inputs, inputs + count, [](PyObject* i) { return THPVariable_Check(i); });
   THPObjectPtr versions(checked(PyTuple_New(tensors)));
   Py_ssize_t next = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -92,36 +91,52 @@ PyObject* alias_of(const Alias& alias, PyObject* value, PyObject* output) {
   return THPVariable_Wrap(same ? saved.detach() : saved.as_strided(sizes, strides, offset).detach());
 }
 
-// Leaves on the context what the backward reads.
-void save(const Plan& plan, PyObject* context, PyObject* const* inputs, PyObject* const* values,
-          size_t count) {
-  const size_t primals = plan.primals.size();
-  const auto value = [&](size_t i) { return i < primals ? inputs[plan.primals[i]] : values[i - primals]; };
-  TORCH_CHECK(primals + count == plan.beside.size(), "a compiled forward gave other values than expected");
-  THPObjectPtr beside;
-  Py_ssize_t tensors = 0;
-  for (size_t i = 0; i < plan.beside.size(); ++i) {
-    if (!plan.beside[i]) {
-      ++tensors;
-      continue;
-    }
-    if (!beside) {
-      beside = checked(PyDict_New());
-    }
-    THPObjectPtr number(checked(PyLong_FromSize_t(i)));
-    checked(PyDict_SetItem(beside.get(), number.get(), value(i)));
+// A saved value, as it is kept.
+PyObject* as_kept(Kept kept, PyObject* value) {
+  switch (kept) {
+    case Kept::DETACHED:
+      return checked(THPVariable_Wrap(THPVariable_Unpack(value).detach()));
+    case Kept::RECOUNTED:
+      return checked(THPVariable_Wrap(THPVariable_Unpack(value).variable_data()));
+    default:
+      return Py_NewRef(value);
   }
-  THPObjectPtr kept(checked(PyTuple_New(tensors)));
+}
+
+// Leaves on the context what the backward reads. `hooked`: hooks take what is saved.
+void save(const Plan& plan, PyObject* context, PyObject* const* inputs, PyObject* const* values,
+          size_t count, bool hooked) {
+  const size_t primals = plan.primals.size();
+  TORCH_CHECK(primals + count == plan.saved.size(), "a compiled forward gave other values than expected");
+  const auto on_context = [&](Kept how) {
+    return how == Kept::ON_CONTEXT || (hooked && how == Kept::ON_CONTEXT_IF_HOOKED);
+  };
+  THPObjectPtr beside;
+  const auto others = std::count_if(plan.saved.begin(), plan.saved.end(), on_context);
+  THPObjectPtr kept(checked(PyTuple_New(static_cast<Py_ssize_t>(plan.saved.size()) - others)));
   Py_ssize_t next = 0;
-  for (size_t i = 0; i < plan.beside.size(); ++i) {
-    if (!plan.beside[i]) {
-      PyTuple_SET_ITEM(kept.get(), next++, Py_NewRef(value(i)));
+  for (size_t i = 0; i < plan.saved.size(); ++i) {
+    PyObject* value = i < primals ? inputs[plan.primals[i]] : values[i - primals];
+    if (on_context(plan.saved[i])) {
+      if (!beside) {
+        beside = checked(PyDict_New());
+      }
+      THPObjectPtr number(checked(PyLong_FromSize_t(i)));
+      checked(PyDict_SetItem(beside.get(), number.get(), value));
+    } else {
+      PyTuple_SET_ITEM(kept.get(), next++, as_kept(plan.saved[i], value));
     }
   }
   if (beside) {
     checked(PyObject_SetAttr(context, names().beside, beside.get()));
   }
   checked(PyObject_SetAttr(context, names().to_save, kept.get()));
+}
+
+void replace(PyObject* tuple, size_t index, PyObject* item) {
+  PyObject* before = PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(index));
+  PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(index), checked(item));
+  Py_DECREF(before);
 }
 
 } // namespace
@@ -132,35 +147,29 @@ PyObject* call_forward(PyObject* object, PyObject* const* args, Py_ssize_t given
   auto* self = reinterpret_cast<TrainingCalls*>(object);
   const Plan& plan = *self->plan;
   const auto count = static_cast<size_t>(given) - 1;
-  const bool usual = given > 0 && count == plan.inputs.size();
-  if (!usual || (plan.minds_hooks && at::SavedTensorDefaultHooks::get_hooks(true).has_value())) {
-    return PyObject_Vectorcall(self->forward, args, static_cast<size_t>(given), nullptr);
-  }
+  TORCH_CHECK_TYPE(given > 0 && count == plan.inputs.size(), "a compiled graph is given other inputs than it takes");
+  const bool hooked = plan.minds_hooks && at::SavedTensorDefaultHooks::get_hooks(true).has_value();
   PyObject* context = args[0];
   PyObject* const* inputs = args + 1;
   THPObjectPtr replay = remembered(self, inputs, count);
   checked(PyObject_SetAttr(context, names().replay, replay.get()));
   THPObjectPtr results;
   {
-    const Unrecorded below(plan.autocast);
+    const Unrecorded below(plan.no_autocast);
     results = checked(PyObject_Vectorcall(self->compiled, inputs, count, nullptr));
   }
   THPObjectPtr items(checked(PySequence_Fast(results.get(), "a compiled forward gives a sequence")));
   const auto found = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.get()));
   TORCH_CHECK(found >= plan.outputs, "a compiled forward gave fewer values than it has outputs");
   PyObject* const* values = PySequence_Fast_ITEMS(items.get());
-  THPObjectPtr outputs(checked(PyTuple_New(static_cast<Py_ssize_t>(plan.outputs))));
-  for (size_t i = 0; i < plan.outputs; ++i) {
-    PyTuple_SET_ITEM(outputs.get(), static_cast<Py_ssize_t>(i), Py_NewRef(values[i]));
-  }
+  THPObjectPtr outputs = tuple_of(values, plan.outputs);
   for (const Alias& alias : plan.aliases) {
-    const auto at = static_cast<Py_ssize_t>(alias.output);
-    PyObject* made = checked(alias_of(alias, values[plan.outputs + alias.saved], values[alias.output]));
-    PyObject* before = PyTuple_GET_ITEM(outputs.get(), at);
-    PyTuple_SET_ITEM(outputs.get(), at, made);
-    Py_DECREF(before);
+    replace(outputs.get(), alias.output, alias_of(alias, values[plan.outputs + alias.saved], values[alias.output]));
   }
-  save(plan, context, inputs, values + plan.outputs, found - plan.outputs);
+  for (const size_t i : plan.recounted) {
+    replace(outputs.get(), i, as_kept(Kept::RECOUNTED, PyTuple_GET_ITEM(outputs.get(), static_cast<Py_ssize_t>(i))));
+  }
+  save(plan, context, inputs, values + plan.outputs, found - plan.outputs, hooked);
   if (!plan.constant.empty()) {
     THPObjectPtr constant(checked(PyList_New(0)));
     for (const size_t i : plan.constant) {
@@ -173,6 +182,11 @@ PyObject* call_forward(PyObject* object, PyObject* const* args, Py_ssize_t given
     checked(PyObject_SetAttr(context, names().non_differentiable, tuple.get()));
   }
   checked(PyObject_SetAttr(context, names().materialize_grads, Py_False));
+  if (self->finish != nullptr && (plan.always_finishes || hooked)) {
+    THPObjectPtr given_inputs = tuple_of(inputs, count);
+    THPObjectPtr none(checked(PyObject_CallFunctionObjArgs(
+        self->finish, context, given_inputs.get(), outputs.get(), items.get(), nullptr)));
+  }
   return outputs.release();
   END_HANDLE_TH_ERRORS
 }

@@ -30,6 +30,7 @@ from torch.fx import GraphModule
 
 from dovetail_autograd_aot.aot_log import AotLog, saved_set
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls.autograd_function import TrainingGraphs
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
 from dovetail_autograd_aot.calls.graph_calls import (
     Compiled,
@@ -40,8 +41,8 @@ from dovetail_autograd_aot.calls.graph_calls import (
 from dovetail_autograd_aot.calls.inference import compile_inference
 from dovetail_autograd_aot.calls.input_variants import InputVariants, Run, run_by_eager
 from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
+from dovetail_autograd_aot.calls.saved_tensors import LateNeeds
 from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs
-from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
 from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
 from dovetail_autograd_aot.joint.mutated_view_inputs import with_other_places
 from dovetail_autograd_aot.partition.min_cut import Partitioner, min_cut_partition
@@ -309,9 +310,8 @@ def assemble(
         return compile_inference(joint, parts, forward, shield, by_eager)
     cut = unreached_inputs(joint, parts, inputs)
     double = DoubleBackward(request.gm, joint, compile_second, log, cut)
-    return compile_training(
-        joint, parts, compiled.forward, compiled.backward, double, request.late, unresolved, inputs
-    )
+    graphs = TrainingGraphs(joint, parts, compiled.forward, compiled.backward, double, request.late)
+    return compile_training(graphs, unresolved, inputs)
 
 
 def _sizes_of(gm: GraphModule) -> list[Any]:

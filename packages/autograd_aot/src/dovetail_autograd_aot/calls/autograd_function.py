@@ -1,8 +1,9 @@
-"""The autograd function of a compiled graph: its forward, its backward, and the ways to it."""
+"""The autograd function of a compiled graph: its forward, its backward, and what leads to these."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from dovetail_prims.conditionals import run_plainly
 from torch import Tensor
 from torch.fx import GraphModule
 
-from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph
+from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.calls.cross_output_gradients import ByWay, added
-from dovetail_autograd_aot.calls.double_backward import DoubleBackward
+from dovetail_autograd_aot.calls.double_backward import DoubleBackward, Replay
 from dovetail_autograd_aot.calls.graph_calls import (
     Compiled,
     below_autograd,
@@ -22,76 +23,82 @@ from dovetail_autograd_aot.calls.graph_calls import (
 )
 from dovetail_autograd_aot.calls.input_reachability import InputGates
 from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
-from dovetail_autograd_aot.calls.native_calls import CommonCalls
 from dovetail_autograd_aot.calls.partial_backwards import Passage, SeparateBackwards
-from dovetail_autograd_aot.calls.saved_tensors import SavedValues, hooks_take_saved_tensors
+from dovetail_autograd_aot.calls.saved_tensors import (
+    LateNeeds,
+    SavedValues,
+    hooks_take_saved_tensors,
+)
 from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.calls.unreached_hooks import call_only_with_gradients
-from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.outputs.copy_back import count_writes, write_ahead
 from dovetail_autograd_aot.trace.node_values import example_values
 
 _NOTHING: dict[int, Any] = {}
-_NO_OTHERS = OtherCounters()
 
 
 class GraphFunction(torch.autograd.Function):
     """Compiled forward and backward of one graph: a subclass for each, see `TrainingFunction`."""
 
 
+@dataclass(frozen=True)
+class TrainingGraphs:
+    """A graph for training: as traced and as partitioned, with the compiled `forward`, the
+    `backward`, which is compiled when it is first needed, and the `replay` of the captured graph by
+    autograd for what that cannot do. `late` is what the backward reads that it does not save."""
+
+    joint: JointGraph
+    parts: PartitionedGraph
+    forward: Compiled
+    backward: LazyBackward
+    replay: DoubleBackward
+    late: LateNeeds
+
+
 class TrainingFunction:
     """What the autograd function over a graph's primals does, whose results are the forward
     outputs; what belongs to one call is on its context.
 
-    `points` are those of its outputs that have nodes of their own, `gates` lead to inputs, `ways`
-    tell which tangents the inputs get a gradient from.
+    `gates` lead to inputs, `ways` tell which tangents the inputs get a gradient from.
     """
 
     def __init__(
-        self,
-        parts: PartitionedGraph,
-        forward: Compiled,
-        lazy: LazyBackward,
-        double: DoubleBackward,
-        late: LateNeeds,
-        separate: SeparateBackwards,
-        points: ByWay | None = None,
-        gates: InputGates | None = None,
-        ways: Collection[int] = (),
-        counters: OtherCounters = _NO_OTHERS,
+        self, graphs: TrainingGraphs, gates: InputGates | None, ways: Collection[int]
     ) -> None:
-        self._compiled = forward
-        self._lazy, self._double, self._late, self._separate = lazy, double, late, separate
-        self._points, self._gates, self._ways = points, gates, ways
+        joint, parts = graphs.joint, graphs.parts
+        self._graphs = graphs
+        self._lazy, self._double, self._late = graphs.backward, graphs.replay, graphs.late
+        self._separate = SeparateBackwards(joint, parts, graphs.backward)
+        self._points = ByWay(graphs.replay, joint.points) if joint.points else None
+        self._gates, self._ways = gates, ways
         self._signature = signature = parts.signature
         self._count = signature.num_forward_outputs
-        self.saved = SavedValues(parts, counters)
-        self._apart = counters.results
-        self._differentiable = differentiable = signature.differentiable
-        self._constant = [i for i in range(self._count) if i not in differentiable]
-        self._aliases = [
-            (a.output, a.saved, _geometry(parts.forward, a.output)) for a in parts.saved_aliases
-        ]
+        self.saved = SavedValues(parts, joint.counters)
+        self._differentiable = signature.differentiable
         self._tangents = Tangents(parts)
         self._tensors = bytes(isinstance(v, Tensor) for v in example_values(parts.forward))
         self._asked_inputs = nodes_module().asked_inputs
         self._masks = parts.gradient_tangents
-        self._all_tangents = (1 << len(differentiable)) - 1
+        self._all_tangents = (1 << len(signature.differentiable)) - 1
         self._lost = signature.lost
         self._gated = 0 if gates is None else sum(1 << i for i in gates.behind())
-        self._no_autocast = torch._C._is_any_autocast_enabled()
-        self._common = self._common_calls()
+        self._native = self._native_calls()
+        # Whether the common backward is to be learnt yet: it does nothing but compute gradients.
+        several = self._points is not None or len(self._differentiable) > 1
+        unreached = several and not all(ways)  # (hooks on what is not reached)
+        others = self._late or gates is not None or self._lost or self.saved.watched or unreached
+        self._learns = not others
 
     def autograd_function(self) -> type[GraphFunction]:
         """The `autograd.Function` itself, which autograd's nodes of this graph find the rest by."""
         own = self
 
         class CompiledFunction(GraphFunction):
-            forward = staticmethod(own.forward)
+            forward = staticmethod(own._native.forward)
             backward = staticmethod(own.backward)
             by_way = staticmethod(own.by_way)
-            through_gate = staticmethod(own.through_gate)
+            to_inputs = staticmethod(own.to_inputs)
             leave_to_gates = staticmethod(own.leave_to_gates)
             inlined_backward = staticmethod(own.inlined_backward)
             lacks = staticmethod(own.lacks)
@@ -99,69 +106,57 @@ class TrainingFunction:
             put_aside = staticmethod(own.put_aside)
             read_by_backward = staticmethod(own.read_by_backward)
 
-        backward: Any = getattr(CompiledFunction, "_backward_cls")  # noqa: B009
-        backward.beside, backward.rest = _NOTHING, None  # (of contexts that are left none)
-        if self._common is not None:
-            self._common.give_to(CompiledFunction)
+        node: Any = getattr(CompiledFunction, "_backward_cls")  # noqa: B009
+        node.beside, node.rest = _NOTHING, None  # (of contexts that are left none)
+        node.apply = nodes_module().as_method(own._native.backward)
         return CompiledFunction
 
-    def _common_calls(self) -> CommonCalls | None:
-        """What runs the common calls, if all is known that they do."""
-        points, saved = self._points, self.saved
-        if self._late or self._gates is not None or saved.reshaped or self._tangents.kept:
-            return None
-        if self._lost or self._apart or saved.apart or saved.watched:
-            return None
-        several = points is not None or len(self._differentiable) > 1
-        if several and not all(self._ways):
-            return None  # (hooks on what is not reached)
-        return CommonCalls(
-            self._signature,
-            self._compiled,
-            (self.forward, self.backward),
-            self._double,
-            saved,
-            self._aliases,
-            [(bool(t), bool(m)) for t, m in zip(self._tensors, self._masks, strict=True)],
-            None if points is None else points.runs.values,
-            self._no_autocast,
+    def _native_calls(self) -> Any:
+        """The forward, and the backward, which is the common one as soon as that is known."""
+        signature, saved, double = self._signature, self.saved, self._double
+
+        def remember_written(inputs: tuple[Any, ...]) -> Replay:
+            count_writes(signature, inputs)
+            return double.remember(inputs)
+
+        pairs = zip(self._tensors, self._masks, strict=True)
+        constant = set(range(self._count)).difference(signature.differentiable)
+        plain = double.remembers_inputs_only
+        return nodes_module().TrainingCalls(
+            backward=self.backward,
+            compiled=self._graphs.forward,
+            remember=remember_written if signature.writes else None if plain else double.remember,
+            finish=self._finish,
+            replay=Replay,
+            pending=None if self._points is None else self._points.runs.values,
+            outputs=self._count,
+            inputs=bytes(is_tensor + (is_tensor and bool(mask)) for is_tensor, mask in pairs),
+            primals=saved.primals,
+            saved=saved.kept,
+            constant=sorted(constant),
+            recounted=self._graphs.joint.counters.results,
+            aliases=[
+                (a.output, a.saved, _geometry(self._graphs.parts.forward, a.output))
+                for a in self._graphs.parts.saved_aliases
+            ],
+            no_autocast=torch._C._is_any_autocast_enabled(),
+            minds_hooks=bool(saved.masks or signature.mutated),
+            always_finishes=bool(self._tangents.kept or self._late or saved.watched),
         )
 
-    def forward(self, ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-        """The graph's outputs; what the backward reads is saved."""
-        signature, late = self._signature, self._late
-        if signature.writes:
-            count_writes(signature, inputs)
-        ctx.replay = self._double.remember(inputs)
-        # Below autograd's view tracking: a result that is a view of another must come out
-        # as a tensor of its own, or autograd would refuse to let users write to it.
-        if self._no_autocast:
-            with torch._C._DisableAutocast():
-                results = list(unrecorded(self._compiled, *inputs))
-        else:
-            results = list(unrecorded(self._compiled, *inputs))
-        outputs = results[: self._count]
-        values = results[self._count :]
-        for output, index, geometry in self._aliases:
-            # Built from the saved tensor, so that it shares its version counter.
-            place = _numbers(geometry, outputs[output])
-            outputs[output] = values[index].as_strided(*place).detach()
-        for output in self._apart:
-            outputs[output] = outputs[output].data
-        self.saved.store(ctx, inputs, values)
-        if signature.mutated and hooks_take_saved_tensors():
-            saved = [*(inputs[i] for i in self.saved.primals), *values]
-            write_ahead(signature, inputs, outputs, saved)
+    def _finish(
+        self, ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """What is left to do in an uncommon forward, whose graph gave these results."""
+        if self._signature.mutated and hooks_take_saved_tensors():
+            saved = [*(inputs[i] for i in self.saved.primals), *results[self._count :]]
+            write_ahead(self._signature, inputs, outputs, saved)
         if self._tangents.kept:
             ctx.shapes = self._tangents.shapes([outputs[i] for i in self._differentiable])
-        if self._constant:
-            ctx.mark_non_differentiable(
-                *[outputs[i] for i in self._constant if isinstance(outputs[i], Tensor)]
-            )
-        if late:
-            ctx.late = late.remember(inputs)
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        if self._late:
+            ctx.late = self._late.remember(inputs)
+        if self.saved.watched:
+            ctx.watched = []
 
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The inputs' gradients; those behind a gate are left to it."""
@@ -187,7 +182,7 @@ class TrainingFunction:
         assert self._points is not None
         return self._points.parts(*args)
 
-    def through_gate(self, gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
+    def to_inputs(self, gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
         """The gradients of the inputs behind a gate, given those of the outputs that lead to it."""
         assert self._gates is not None
         inputs, outputs = self._gates.gates[gate]
@@ -298,11 +293,14 @@ class TrainingFunction:
             results = unrecorded(run_consuming, chosen.run, arguments)
         if replay is not None and any(map(_has_nan, results)):
             self._double.blame_nan(replay, found)
-        common = self._common
-        if common is not None and not common.is_complete and not (missing or passage.unasked):
+        if self._learns and not (missing or passage.unasked):
             rest = separate.left_by_all()
             if rest is not None:
-                common.learn(chosen.run, rest, tangents)
+                consume = getattr(chosen.run, "run_consuming", None)
+                layouts = zip(self._differentiable, tangents.layouts(), strict=True)
+                pairs = tuple((output, *layout) for output, layout in layouts)
+                self._native.learn(chosen.run, consume, rest, pairs)
+                self._learns = False
         return self._reached(results, missing)
 
     def _refuse_lost(self, ctx: Any, gradients: Sequence[Any], asked: int) -> None:
@@ -360,16 +358,9 @@ def _has_nan(gradient: Tensor | None) -> bool:
     return bool(gradient.isnan().any())
 
 
-def _numbers(geometry: tuple[Any, Any, Any], like: Tensor) -> tuple[Any, Any, Any]:
-    """A geometry without symbols: where it has some, that of the tensor itself."""
-    sizes, strides, offset = geometry
-    if all(type(s) is int for s in (*sizes, *strides, offset)):
-        return geometry
-    return like.shape, like.stride(), like.storage_offset()
-
-
-def _geometry(gm: GraphModule, output: int) -> tuple[Any, Any, Any]:
-    """Sizes, strides and offset of forward output number `output`."""
+def _geometry(gm: GraphModule, output: int) -> tuple[Any, Any, Any] | None:
+    """Sizes, strides and offset of forward output number `output`; None if some are symbols."""
     node = next(n for n in gm.graph.nodes if n.op == "output")
     val = node.args[0][output].meta["val"]
-    return val._sizes, val._strides, val._offset
+    known = all(type(s) is int for s in (*val._sizes, *val._strides, val._offset))
+    return (val._sizes, val._strides, val._offset) if known else None

@@ -141,7 +141,7 @@ class ByWay:
             node = grad_fn_of(tensor)
             if node is not None:
                 run.begins[number] = GradientEdge(node, tensor.output_nr)
-            run.arrives.append(GradientEdge(native.arrival(tensor, *(place or (None, 0))), 0))
+            run.arrives.append(GradientEdge(native.arrival(tensor, place), 0))
         run.cut(tensors, [])
         return run
 

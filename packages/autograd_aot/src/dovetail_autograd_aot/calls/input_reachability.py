@@ -67,7 +67,7 @@ class InputGates:
 
     def open(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gates of one call."""
-        opened: tuple[Any, ...] = nodes_module().open_gates(self.gates, inputs, results)
+        opened: tuple[Any, ...] = nodes_module().make_input_nodes(self.gates, inputs, results)
         return opened
 
     def leave(self, ctx: Any, found: Gradients) -> Gradients:

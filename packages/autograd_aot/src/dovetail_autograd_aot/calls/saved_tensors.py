@@ -1,16 +1,21 @@
-"""Where a compiled call keeps what its backward reads."""
+"""Where a compiled call keeps what its backward reads, and what that reads besides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from dovetail_prims import late_reads
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph
 from dovetail_autograd_aot.trace.node_values import example_values
 from dovetail_autograd_aot.trace.version_counters import give_counter
+
+# How a saved value is kept (`csrc/training_calls.h`), if not with autograd as it is.
+_DETACHED, _RECOUNTED, _ON_CONTEXT, _ON_CONTEXT_IF_HOOKED = range(1, 5)
 
 
 class SavedValues:
@@ -21,31 +26,20 @@ class SavedValues:
     def __init__(self, parts: PartitionedGraph, counters: OtherCounters) -> None:
         assert parts.backward is not None
         saved = example_values(parts.backward)[: len(parts.saved)]
-        self.count = len(saved)
         self.primals = parts.saved_primals
-        reshaped = {r.index for r in parts.signature.reshaped}
-        self.reshaped = [n for n, i in enumerate(self.primals) if i in reshaped]
-        self.apart = [n for n, i in enumerate(self.primals) if i in counters.primals]
         self.watched = counters.watched
-        self.numbers = {i for i, v in enumerate(saved) if not isinstance(v, Tensor)}
+        numbers = {i for i, v in enumerate(saved) if not isinstance(v, Tensor)}
         own = range(len(self.primals), len(saved))
-        self.masks = {i for i in own if i not in self.numbers and not _is_inexact(saved[i])}
-
-    def store(self, ctx: Any, inputs: tuple[Any, ...], values: list[Any]) -> None:
-        everything = [inputs[i] for i in self.primals] + values
-        for number in self.reshaped:  # (the input itself is about to get another shape)
-            everything[number] = everything[number].detach()
-        for number in self.apart:  # (which has a counter of its own)
-            everything[number] = everything[number].data
-        beside = self.numbers
-        if self.masks and hooks_take_saved_tensors():
-            beside = self.numbers | self.masks
-        ctx.beside = {i: everything[i] for i in beside}
-        if beside:
-            everything = [v for i, v in enumerate(everything) if i not in beside]
-        ctx.save_for_backward(*everything)
-        if self.watched:
-            ctx.watched = []
+        self.masks = {i for i in own if i not in numbers and not _is_inexact(saved[i])}
+        how = dict.fromkeys(numbers, _ON_CONTEXT)
+        how.update(dict.fromkeys(self.masks, _ON_CONTEXT_IF_HOOKED))
+        reshaped = {r.index for r in parts.signature.reshaped}
+        for number, primal in enumerate(self.primals):
+            if primal in counters.primals:
+                how[number] = _RECOUNTED
+            elif primal in reshaped:
+                how[number] = _DETACHED
+        self.kept = bytes(how.get(i, 0) for i in range(len(saved)))
 
     def watch(self, ctx: Any, outputs: Sequence[Any]) -> None:
         """Notice later writes to the outputs that have counters apart from all that is saved."""
@@ -66,6 +60,35 @@ class SavedValues:
         count = len(tensors) + len(beside)
         following = iter(tensors)
         return [beside[i] if i in beside else next(following) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class LateNeeds:
+    """What the backward of a user takes for granted when it runs: what it `reads` outside of the
+    graph, and the data of `inputs` and `outputs` of the graph that are not saved."""
+
+    reads: tuple[late_reads.LateRead, ...]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.inputs or self.outputs)
+
+    def remember(self, inputs: Sequence[Any]) -> list[tuple[Tensor, int]]:
+        """The inputs at the time of the forward, with their versions."""
+        return [(inputs[i], inputs[i]._version) for i in self.inputs]
+
+    def remember_outputs(self, context: Any, outputs: Sequence[Any]) -> None:
+        """The outputs, once nothing is written to them any more."""
+        if self.outputs:
+            given = (outputs[i] for i in self.outputs)
+            context.late += [(one.detach(), one._version) for one in given]
+
+    def check(self, remembered: list[tuple[Tensor, int]]) -> None:
+        """Raise an error if any of it has changed."""
+        late_reads.check(self.reads)
+        for tensor, version in remembered:
+            late_reads.check_version(tensor, version)
 
 
 def check_version(tensor: Tensor, version: int, shape: Sequence[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,41 +9,27 @@ import torch
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
-from dovetail_autograd_aot.calls.autograd_function import TrainingFunction
-from dovetail_autograd_aot.calls.cross_output_gradients import ByWay
+from dovetail_autograd_aot.calls.autograd_function import TrainingFunction, TrainingGraphs
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
 from dovetail_autograd_aot.calls.graph_calls import (
-    Compiled,
     context_of,
     cutting,
     extension,
     resolving,
 )
 from dovetail_autograd_aot.calls.input_reachability import InputGates, input_gates, maybe_gated
-from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
-from dovetail_autograd_aot.calls.partial_backwards import SeparateBackwards
-from dovetail_autograd_aot.calls.unsaved_reads import LateNeeds
 from dovetail_autograd_aot.outputs.epilogue import make_epilogue
 
 
 def compile_training(
-    joint: JointGraph,
-    parts: PartitionedGraph,
-    forward: Compiled,
-    lazy: LazyBackward,
-    double: DoubleBackward,
-    late: LateNeeds,
-    unresolved: list[int],
-    examples: Sequence[Any],
+    graphs: TrainingGraphs, unresolved: list[int], examples: Sequence[Any]
 ) -> Callable[..., tuple[Any, ...]]:
     """The compiled forward as an autograd function, and what has to be done after it; `unresolved`
     are the inputs that are lazy conjugates or negatives, `examples` inputs such as it is called
     with."""
-    make = functools.partial(
-        _make_run, joint, parts, forward, lazy, double, late, unresolved, examples
-    )
-    maybe = maybe_gated(joint, parts, examples, double.cut)
-    run = make(input_gates(joint, parts, examples, double.cut))
+    given = (graphs.joint, graphs.parts, examples, graphs.replay.cut)
+    maybe = maybe_gated(*given)
+    run = _make_run(graphs, unresolved, examples, input_gates(*given))
     if not maybe:
         return run
     # Which inputs are leaves is not guarded.
@@ -54,33 +39,25 @@ def compile_training(
         leaves = tuple([inputs[i].is_leaf for i in maybe])
         chosen = known.get(leaves)
         if chosen is None:
-            chosen = known[leaves] = make(input_gates(joint, parts, inputs, double.cut))
+            gates = input_gates(graphs.joint, graphs.parts, inputs, graphs.replay.cut)
+            chosen = known[leaves] = _make_run(graphs, unresolved, examples, gates)
         return chosen(*inputs)
 
     return by_leaves
 
 
 def _make_run(
-    joint: JointGraph,
-    parts: PartitionedGraph,
-    forward: Compiled,
-    lazy: LazyBackward,
-    double: DoubleBackward,
-    late: LateNeeds,
+    graphs: TrainingGraphs,
     unresolved: list[int],
     examples: Sequence[Any],
     gates: InputGates | None,
 ) -> Callable[..., tuple[Any, ...]]:
     """As `compile_training`, with these gates."""
-    signature = parts.signature
+    joint, double, late = graphs.joint, graphs.replay, graphs.late
     extend = extension(joint)
+    signature = graphs.parts.signature
     epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
-    separate = SeparateBackwards(joint, parts, lazy)
-    by_way = ByWay(double, joint.points) if joint.points else None
-    ways = _ways(joint, parts, double, examples)
-    function = TrainingFunction(
-        parts, forward, lazy, double, late, separate, by_way, gates, ways, joint.counters
-    )
+    function = TrainingFunction(graphs, gates, _ways(joint, graphs.parts, double, examples))
     watch = function.saved.watch if joint.counters.watched else None
     apply = resolving(cutting(function.autograd_function().apply, double.cut), unresolved)
     if not torch.is_grad_enabled():

@@ -3,7 +3,6 @@ that it writes to. Some of these points are computed from others."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -259,16 +258,14 @@ def node_giver(points: Sequence[GradientPoint], gates: Gates) -> Give | None:
             PointSource.OUTPUT: point.output,
         }[point.source]
         forward = -1 if point.forward is None else point.forward
-        leads = tuple(
-            number
+        leads = [
+            (gate, outputs.index(point.forward))
             for gate, (_, outputs) in enumerate(gates)
             if point.forward in outputs
-            for number in (gate, outputs.index(point.forward))
-        )
+        ]
         specs.append(
             (forward, point.stage, point.source.value, index, point.direct, point.below, leads)
         )
-    order = tuple(sorted(range(len(points)), key=lambda k: (len(points[k].below), k)))
-    native = nodes_module()
-    give: Give = functools.partial(native.give_nodes, native.output_plan(specs, order))
+    order = sorted(range(len(points)), key=lambda k: (len(points[k].below), k))
+    give: Give = nodes_module().OutputNodes(specs, order).give
     return give
