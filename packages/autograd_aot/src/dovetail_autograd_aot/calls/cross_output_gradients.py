@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from dovetail_autograd_aot.boundary import GradientPoint
+from dovetail_autograd_aot.calls.captured_run import run_engine
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward, Gradients, Replay
-from dovetail_autograd_aot.calls.gradient_graph import run_engine
 from dovetail_autograd_aot.calls.pass_state import OfPass
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
@@ -69,7 +69,7 @@ class ByWay:
         run = self._run(ctx, places)
         direct = self.points[number].direct
         wanted: list[Any] = [run.arrives[other] for other in direct]
-        inputs = self.double.wanted if reaches_inputs else []
+        inputs = self.double.captured.wanted if reaches_inputs else []
         wanted += [run.sources[i] for i in inputs]
         with torch._C._DisableAutocast():
             found = run_engine([run.begins[number]], [gradient], wanted, True, _is_differentiable())
@@ -133,8 +133,9 @@ class ByWay:
             native.put_above(alias, known)
 
         with double.as_in_forward(replay):
-            sources, aliases = double.stand_ins(replay, put_above if known else None)
-            outputs = double.forward(aliases, None)
+            change = put_above if known else None
+            sources, aliases = double.captured.stand_ins(replay.inputs, change)
+            outputs = double.captured.forward(aliases)
         run = _CutRun(sources, {}, [], places, [None] * len(replay.inputs))
         tensors = [self._tensor(point, outputs, aliases) for point in self.points]
         for number, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
@@ -151,7 +152,7 @@ class ByWay:
         if point.output is not None:
             return outputs[point.output]  # type: ignore[no-any-return]
         assert point.forward is not None
-        return self.double.root(point.forward, outputs, aliases)
+        return self.double.captured.root(point.forward, outputs, aliases)  # type: ignore[no-any-return]
 
 
 def _nodes(tensors: Sequence[Any]) -> list[Any]:

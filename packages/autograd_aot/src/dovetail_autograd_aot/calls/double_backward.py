@@ -2,7 +2,7 @@
 
 A compiled backward is a black box to autograd. When its result must itself be differentiable, the
 captured graph and its differentiation become one graph, from inputs and incoming gradients to
-gradients (`gradient_graph.py`), which is compiled like any other: with a backward of its own, and
+gradients (`captured_run.py`), which is compiled like any other: with a backward of its own, and
 so on for every order. Where that cannot be, the captured graph is run again with eager operators
 and autograd differentiates that run: slower, counted in the log with the reason.
 """
@@ -10,26 +10,20 @@ and autograd differentiates that run: slower, counted in the log with the reason
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from dovetail_prims.at_sizes import exactly
-from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot.aot_log import AotLog
-from dovetail_autograd_aot.boundary import JointGraph, OutputKind
-from dovetail_autograd_aot.calls.gradient_graph import (
-    Autocast,
-    NotOneGraph,
-    gradient_graph,
-    run_engine,
-)
+from dovetail_autograd_aot.boundary import JointGraph
+from dovetail_autograd_aot.calls.captured_run import CapturedRun, NotOneGraph
 from dovetail_autograd_aot.graph.op_info import (
     CHANGES_OF_SHAPE,
     draws_in_backward,
@@ -84,7 +78,6 @@ class DoubleBackward:
         log: AotLog,
         cut: list[int],
     ) -> None:
-        self.gm = gm
         self.joint = joint
         self.compile_graph = compile_graph
         self.log = log
@@ -97,11 +90,7 @@ class DoubleBackward:
         devices = {d for n in random for d in _devices(n)}
         self.random = any(d.type == "cpu" for d in devices)
         self.cuda_device = next((d for d in devices if d.type == "cuda"), None)
-        self.autocast: list[Autocast] = [
-            (kind, torch.get_autocast_dtype(kind))
-            for kind in ("cpu", "cuda")
-            if torch.is_autocast_enabled(kind)
-        ]
+        self.captured = CapturedRun(gm, joint)
         values = [n.meta["val"] for n in joint.gm.graph.nodes if n.op == "placeholder"]
         self.all_tensors = all(isinstance(v, Tensor) for v in values[: joint.signature.num_primals])
         self.mutated = {m.index for m in self.signature.mutated}
@@ -125,8 +114,6 @@ class DoubleBackward:
         self.values_matter = not all_known and not self.mutated.isdisjoint(
             _inputs_of(joint, outputs)
         )
-        needed = enumerate(joint.signature.primals_require_grad)
-        self.wanted = [i for i, is_needed in needed if is_needed]
 
     @property
     def is_plain(self) -> bool:
@@ -278,7 +265,7 @@ class DoubleBackward:
         own = inputs[: len(inputs) - self.num_extra]
         examples = (*own, *[t for t in tangents if t is not None])
         try:
-            gm = gradient_graph(self.gm, self.joint, given, self.autocast)
+            gm = self.captured.gradient_graph(given)
             found = self.compile_graph(gm, examples)
         except NotOneGraph as error:
             self.refused = str(error)
@@ -309,7 +296,7 @@ class DoubleBackward:
         with ExitStack() as stack, torch.enable_grad():
             self._restore_random(stack, replay)
             try:
-                self._by_eager(replay, tangents, note)
+                self.captured.gradients(replay.inputs, tangents, note)
             except RuntimeError as error:
                 if not running:
                     raise
@@ -322,71 +309,7 @@ class DoubleBackward:
     def _replayed(self, replay: Replay, tangents: list[Tensor | None]) -> Gradients:
         """The same, by eager's operators."""
         self.log.note_replay(self.refused or f"more than {MAX_COMPILED} kinds of calls")
-        return self._by_eager(replay, tangents, None)
-
-    def _by_eager(
-        self,
-        replay: Replay,
-        tangents: list[Tensor | None],
-        note: Callable[[Node, Any], None] | None,
-    ) -> Gradients:
-        """The gradients by eager's operators; `note` is as for `forward`."""
-        sources, aliases = self.stand_ins(replay)
-        outputs = self.forward(aliases, note)
-        roots = []
-        given = []
-        for index, tangent in zip(self.signature.differentiable, tangents, strict=True):
-            if tangent is not None:
-                roots.append(self.root(index, outputs, aliases))
-                given.append(tangent)
-        wanted = self.wanted
-        gradients: list[Tensor | None] = [None] * len(aliases)
-        found = run_engine(roots, given, [sources[i] for i in wanted], True, True)
-        for i, gradient in zip(wanted, found, strict=True):
-            gradients[i] = gradient
-        return tuple(gradients)
-
-    def stand_ins(
-        self, replay: Replay, change: Callable[[Tensor], None] | None = None
-    ) -> tuple[list[Any], list[Any]]:
-        """Aliases of the inputs, with a place of their own in autograd's graph, connected to the
-        real inputs, which gradients are asked for; and what the graph is to be run on: the same,
-        but copies of what it writes to. `change` may give those aliases yet another place."""
-        inputs = replay.inputs
-        own = len(inputs) - len(self.joint.storages)  # (the graph reads no storage itself)
-        made = {id(v): _alias(v) for v in inputs[:own]}  # (one for a tensor that comes twice)
-        sources = [made[id(v)] if i < own else v for i, v in enumerate(inputs)]
-        if change is not None:
-            others = [s for s, value in zip(sources, inputs, strict=True) if s is not value]
-            for source in {id(source): source for source in others}.values():
-                change(source)
-        written = {*self.mutated, *self.signature.bumped, *self.reshaped}
-        copies = {id(sources[i]): sources[i].clone() for i in written if i < own}
-        return sources, [copies.get(id(v), v) for v in sources]
-
-    def forward(self, aliases: list[Any], note: Callable[[Node, Any], None] | None) -> list[Any]:
-        """The captured graph's outputs, by eager's operators. `note` is told what each node of the
-        graph gave."""
-        count = len(aliases) - self.num_extra
-        lifted = zip(self.joint.constants_lifted, aliases[count:], strict=False)
-        attributes = {id(constant): alias for constant, alias in lifted}
-        with ExitStack() as stack:
-            for kind, dtype in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            return list(_Noting(self.gm, note, attributes).run(*aliases[:count]))
-
-    def root(self, index: int, outputs: list[Any], aliases: list[Any]) -> Tensor:
-        """The tensor of the run that is forward output `index`."""
-        signature = self.signature
-        mutation = index - signature.num_fresh
-        if 0 <= mutation < len(signature.mutated):
-            return aliases[signature.mutated[mutation].index]  # type: ignore[no-any-return]
-        for info, value in zip(signature.user_outputs, outputs, strict=True):
-            if info.kind is OutputKind.FRESH and info.base == index:
-                return value  # type: ignore[no-any-return]
-            if info.lies_in(index) and value._base is not None:
-                return value._base  # type: ignore[no-any-return]
-        raise RuntimeError("an output's base was not found in the differentiable run")
+        return self.captured.gradients(replay.inputs, tangents)
 
     def _restore_random(self, stack: ExitStack, replay: Replay) -> None:
         devices = [] if self.cuda_device is None else [self.cuda_device]
@@ -399,39 +322,11 @@ class DoubleBackward:
             torch.cuda.set_rng_state(replay.cuda_random_state[1], replay.cuda_random_state[0])
 
 
-class _Noting(PlainControlFlow):
-    """Runs a graph and tells what each node gave."""
-
-    def __init__(
-        self,
-        gm: GraphModule,
-        note: Callable[[Node, Any], None] | None,
-        attributes: Mapping[int, Tensor],
-    ) -> None:
-        super().__init__(gm)
-        self.note = note
-        self.attributes = attributes  # what stands for those, by id
-
-    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        value = super().get_attr(target, args, kwargs)
-        return self.attributes.get(id(value), value)
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        if self.note is not None and n.op not in ("placeholder", "output"):
-            self.note(n, result)
-        return result
-
-
 def _kind_of(value: Any) -> Any:
     """What a compiled graph is specialised to."""
     if not isinstance(value, Tensor):
         return exactly(value)
     return value.shape, value.stride(), value.dtype, value.requires_grad, value.is_leaf
-
-
-def _alias(value: Any) -> Any:
-    return value.view_as(value) if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _devices(node: Node) -> list[torch.device]:
