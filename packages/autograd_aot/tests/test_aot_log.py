@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from aot_testing import as_graph, run_fx
 from dovetail_autograd_aot import AotLog, aot_compile
-from dovetail_autograd_aot.calls.input_variants import MAX_DROPPED, MAX_PLACEMENTS
+from dovetail_autograd_aot.calls.graph_calls import MAX_DROPPED, MAX_PLACEMENTS
 from torch import Tensor
 
 

@@ -35,11 +35,13 @@ from dovetail_autograd_aot.calls.double_backward import DoubleBackward
 from dovetail_autograd_aot.calls.graph_calls import (
     Compiled,
     Compiler,
+    InputVariants,
+    Run,
     for_custom_operators,
     resolving,
+    run_by_eager,
 )
 from dovetail_autograd_aot.calls.inference import compile_inference
-from dovetail_autograd_aot.calls.input_variants import InputVariants, Run, run_by_eager
 from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.calls.saved_tensors import LateNeeds
 from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs

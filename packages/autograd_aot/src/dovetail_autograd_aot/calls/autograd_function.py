@@ -21,7 +21,7 @@ from dovetail_autograd_aot.calls.graph_calls import (
     run_consuming,
     unrecorded,
 )
-from dovetail_autograd_aot.calls.input_reachability import InputGates
+from dovetail_autograd_aot.calls.input_reachability import InputGates, call_only_with_gradients
 from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
 from dovetail_autograd_aot.calls.partial_backwards import Passage, SeparateBackwards
 from dovetail_autograd_aot.calls.saved_tensors import (
@@ -30,7 +30,6 @@ from dovetail_autograd_aot.calls.saved_tensors import (
     hooks_take_saved_tensors,
 )
 from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
-from dovetail_autograd_aot.calls.unreached_hooks import call_only_with_gradients
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.outputs.copy_back import count_writes, write_ahead
 from dovetail_autograd_aot.trace.node_values import example_values

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -21,15 +22,51 @@ from torch.autograd.graph import GradientEdge
 from dovetail_autograd_aot.boundary import GradientPoint
 from dovetail_autograd_aot.calls.captured_run import run_engine
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward, Gradients, Replay
-from dovetail_autograd_aot.calls.pass_state import OfPass
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
 
 # Where the gradient of each point arrives in autograd's graph of a call; None if that is not known.
 Places = Sequence[tuple[Any, int] | None]
 
+Kept = TypeVar("Kept")
+
 _is_differentiable = torch.is_grad_enabled  # in a pass with create_graph
 _WHAT = "the gradient of one output by way of another, asked for"
+
+
+class OfPass(Generic[Kept]):
+    """Values by pass of the engine and context of a compiled call. The pass keeps them: they are
+    gone when it is, failed or not."""
+
+    def __init__(self) -> None:
+        self.values: WeakValueDictionary[tuple[int, int], Kept] = WeakValueDictionary()
+
+    def get(self, ctx: Any) -> Kept | None:
+        """The value of the pass that runs."""
+        return self.values.get(_key(ctx)) if self.values else None
+
+    def pop(self, ctx: Any) -> Kept | None:
+        """The same, which is not asked for any more."""
+        return self.values.pop(_key(ctx), None) if self.values else None
+
+    def keep(self, ctx: Any, value: Kept) -> None:
+        """Keep a value for the rest of the pass that runs."""
+        self.values[_key(ctx)] = value
+        torch.autograd.Variable._execution_engine.queue_callback(_Holder(value))
+
+
+@dataclass
+class _Holder:
+    """Called by the engine at the end of a pass: what it holds lives until then."""
+
+    value: Any
+
+    def __call__(self) -> None:
+        """Nothing is left to do."""
+
+
+def _key(ctx: Any) -> tuple[int, int]:
+    return torch._C._current_graph_task_id(), id(ctx)
 
 
 @dataclass(eq=False)

@@ -1,4 +1,5 @@
-"""Inputs that only some of a compiled graph's outputs lead to.
+"""Inputs that only some of a compiled graph's outputs lead to, and hooks that a backward from the
+others does not reach.
 
 A compiled graph is one node of autograd's graph: from any output the engine comes to all that its
 inputs were computed from, also where it has no gradient to bring. There it would run, and free,
@@ -6,21 +7,28 @@ what eager does not come to. So inputs that have a history, and get a gradient f
 only, are reached through nodes of their own, the gates, to which those outputs lead. The compiled
 backward leaves them their gradients; a gate that comes without it (no other input is asked for)
 runs one.
+
+Inputs without a history have no gates, which cost each call something. To them the engine comes
+with None, and would call the user's hooks, which expect a tensor. So in such a pass hooks below
+the compiled graph are called only if a gradient comes (from elsewhere).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls.cross_output_gradients import OfPass
 from dovetail_autograd_aot.calls.double_backward import Gradients, Replay
-from dovetail_autograd_aot.calls.pass_state import OfPass
 from dovetail_autograd_aot.native import nodes_module
+
+Hook = Callable[..., Any]
 
 
 @dataclass(eq=False)
@@ -138,3 +146,67 @@ def input_gates(
         outputs = [o for t, o in enumerate(signature.differentiable) if mask >> t & 1]
         gates.append((tuple(own), tuple(outputs)))
     return InputGates(tuple(gates), same, tuple(apart), frozenset(overtaken))
+
+
+@dataclass
+class _Waiting:
+    """Hooks that were replaced; called by the engine at the end of the pass."""
+
+    replaced: list[tuple[dict[Any, Hook], Any, Hook, Hook]] = field(default_factory=list)
+
+    def replace(self, hooks: dict[Any, Hook], guarded: Callable[[Hook], Hook]) -> None:
+        """Put guarded hooks in the places of those of a dictionary."""
+        for key, hook in list(hooks.items()):
+            made = guarded(hook)
+            hooks[key] = made
+            self.replaced.append((hooks, key, made, hook))
+
+    def __call__(self) -> None:
+        """Everything as it was, but what was removed since."""
+        for hooks, key, made, hook in reversed(self.replaced):
+            if hooks.get(key) is made:
+                hooks[key] = hook
+
+
+def call_only_with_gradients(nodes: Sequence[Any]) -> None:
+    """In the pass of the engine that runs, call the hooks on these nodes, which get None, and on
+    those below them only if there is a gradient."""
+    waiting = _Waiting()
+    native = nodes_module()
+    for node in native.hooked_below(list(nodes)):
+        for kind, _, hooks in native.hooks(node):
+            if hooks is None:
+                continue  # (a hook of C++, which knows of gradients that are not there)
+            if kind == "accumulated":
+                waiting.replace(hooks, _if_accumulated(node.variable))
+            else:
+                waiting.replace(hooks, _if_given)
+    if waiting.replaced:
+        torch.autograd.Variable._execution_engine.queue_callback(waiting)
+
+
+def _if_given(hook: Hook) -> Hook:
+    """Of a tensor's hook, or one of a node, which take a gradient or tuples of them."""
+
+    def guarded(*given: Any) -> Any:
+        incoming = given[-1]
+        some = incoming if isinstance(incoming, tuple) else (incoming,)
+        return None if all(gradient is None for gradient in some) else hook(*given)
+
+    return guarded
+
+
+def _if_accumulated(variable: Tensor) -> Callable[[Hook], Hook]:
+    before = variable.grad
+    version = None if before is None else before._version
+
+    def guard(hook: Hook) -> Hook:
+        def guarded(tensor: Tensor) -> Any:
+            now = tensor.grad
+            if now is before and (now is None or now._version == version):
+                return None
+            return hook(tensor)
+
+        return guarded
+
+    return guard

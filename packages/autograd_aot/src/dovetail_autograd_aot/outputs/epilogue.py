@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from dovetail_autograd_aot.boundary import (
     Signature,
     ViewOf,
 )
-from dovetail_autograd_aot.outputs.copy_back import make_seen_writes, make_write_back
+from dovetail_autograd_aot.outputs.copy_back import Write, make_seen_writes, make_write_back
 from dovetail_autograd_aot.outputs.gradient_points import (
     Gates,
     Give,
@@ -38,49 +39,20 @@ def make_epilogue(
     are just those. It gives the forward outputs that are `points` their nodes. (`count_writes` is
     called before.)"""
     give = node_giver(points, gates)
-    if (
-        not signature.mutated
-        and not signature.reshaped
-        and not signature.set_inputs
-        and not signature.hidden
-        and not signature.sizes
-        and all(_is_plain(o) for o in signature.outputs)
-    ):
+    plain = all(_is_plain(o) for o in signature.outputs)
+    changed = signature.mutated or signature.reshaped or signature.set_inputs
+    if plain and not changed and not signature.hidden and not signature.sizes:
         return None if give is None else _only_nodes(give)
     write_back = make_write_back(signature)
-    written = written_stages(points)
-    writes = make_seen_writes(signature, written)
     makers = [(output_maker(info, signature), info.counter) for info in signature.outputs]
-    apart = {
+    recounted = {
         info.counter: (info.kind is OutputKind.VIEW_OF_INPUT, info.base)
         for info in signature.outputs
         if info.counter is not None and info.base is not None
     }
-    late, first = _late_outputs(signature), _reshaped_first(signature)
-    stages = [
-        [number for number in stage if number not in late]
-        for stage in output_stages(signature.outputs, points, first)
-    ]
-    writes += [None] * (len(stages) - len(writes))
-    taken = _early_outputs(signature, first)
-    early = [number for stage in stages for number in stage if number in taken]
-    stages = [[number for number in stage if number not in early] for stage in stages]
-    reshapes = [
-        [
-            r
-            for r in signature.reshaped
-            if r.index not in first and written.get(r.index, len(stages) - 1) == stage
-        ]
-        for stage in range(len(stages))
-    ]
-    reshapes_first = [
-        [r for r in signature.reshaped if r.index in first and written.get(r.index, 0) == stage]
-        for stage in range(len(stages))
-    ]
-    steps = list(zip(writes, reshapes_first, stages, reshapes, strict=True))
+    order = _order(signature, points)
     own = len(signature.user_outputs)
     sets = list(zip(signature.set_inputs, range(own, len(makers)), strict=True))
-    plain = all(_is_plain(o) for o in signature.outputs)
     fresh = signature.num_fresh
 
     def epilogue(
@@ -91,7 +63,7 @@ def make_epilogue(
         outputs = CallOutputs(results[:fresh] if plain else [None] * len(makers))
         others = {
             number: (inputs if from_input else results)[base].data
-            for number, (from_input, base) in apart.items()
+            for number, (from_input, base) in recounted.items()
         }
 
         def make_outputs(numbers: Sequence[int]) -> None:
@@ -100,52 +72,81 @@ def make_epilogue(
                 bases = inputs if counter is None else (others[counter],)
                 outputs[i] = make(bases, results, outputs)
 
-        make_outputs(early)
-        for stage, (write, reshaped_first, numbers, reshaped) in enumerate(steps):
+        make_outputs(order.before_writes)
+        for stage, (write, reshaped_when_written, numbers, reshaped) in enumerate(order.stages):
             if give is not None:
                 give(stage, results, inputs, outputs, opened)
             if write is not None:
                 write(inputs, results)
-            for change in reshaped_first:
+            for change in reshaped_when_written:
                 _reshape(inputs[change.index], change)
             if not plain:
                 make_outputs(numbers)
             for change in reshaped:
                 _reshape(inputs[change.index], change)
-        if sets:
-            for index, number in sets:
-                _set(inputs[index], outputs[number])
-            make_outputs(late)
-            return tuple(outputs[:own])
-        return tuple(outputs)
+        if not sets:
+            return tuple(outputs)
+        for index, number in sets:
+            _set(inputs[index], outputs[number])
+        make_outputs(order.after_sets)
+        return tuple(outputs[:own])
 
     return epilogue
 
 
-def _reshaped_first(signature: Signature) -> set[int]:
-    """The inputs that change their shape as soon as autograd saw a write to them: their new values
-    have that shape."""
-    return {m.index for m in signature.mutated if m.reshaped}
+class _Stage(NamedTuple):
+    """What is done after results got their nodes, in this order: inputs are written to, of which
+    some change their shape at once (their new values have that shape); outputs are made; other
+    inputs change their shape."""
+
+    write: Write | None
+    reshaped_when_written: list[ReshapedInput]
+    outputs: list[int]
+    reshaped: list[ReshapedInput]
 
 
-def _early_outputs(signature: Signature, first: Collection[int]) -> list[int]:
-    """The outputs without a gradient that are taken of the inputs `first` before those change their
-    shape."""
-    return [
-        i
-        for i, info in enumerate(signature.outputs)
-        if info.kind is OutputKind.VIEW_OF_INPUT and info.base in first and not info.of_reshaped
-    ]
+@dataclass(frozen=True)
+class _Order:
+    """When outputs are made: before autograd sees any write (without a gradient, of an input before
+    it changes its shape when written), in the stages, after inputs were `set_`."""
+
+    before_writes: list[int]
+    stages: list[_Stage]
+    after_sets: list[int]
 
 
-def _late_outputs(signature: Signature) -> list[int]:
-    """The outputs that are taken of inputs after those were `set_`."""
-    late: list[int] = []
+def _order(signature: Signature, points: Sequence[GradientPoint]) -> _Order:
+    when_written = {m.index for m in signature.mutated if m.reshaped}
+    after_sets: list[int] = []
+    before_writes: list[int] = []
     for i, info in enumerate(signature.outputs):
         of_set = isinstance(info.step, ViewOf) and info.step.of_set
-        if of_set or (info.kind is OutputKind.DUPLICATE and info.base in late):
-            late.append(i)
-    return late
+        if of_set or (info.kind is OutputKind.DUPLICATE and info.base in after_sets):
+            after_sets.append(i)
+        elif info.kind is OutputKind.VIEW_OF_INPUT and info.base in when_written:
+            if not info.of_reshaped:
+                before_writes.append(i)
+    stages = output_stages(signature.outputs, points, when_written)
+    apart = {*before_writes, *after_sets}
+    written = written_stages(points)
+    writes = make_seen_writes(signature, written)
+    writes += [None] * (len(stages) - len(writes))
+    last = len(stages) - 1
+    at_once = [r for r in signature.reshaped if r.index in when_written]
+    others = [r for r in signature.reshaped if r.index not in when_written]
+    return _Order(
+        [number for numbers in stages for number in numbers if number in before_writes],
+        [
+            _Stage(
+                write,
+                [r for r in at_once if written.get(r.index, 0) == stage],
+                [number for number in numbers if number not in apart],
+                [r for r in others if written.get(r.index, last) == stage],
+            )
+            for stage, (write, numbers) in enumerate(zip(writes, stages, strict=True))
+        ],
+        after_sets,
+    )
 
 
 def _only_nodes(give: Give) -> Epilogue:

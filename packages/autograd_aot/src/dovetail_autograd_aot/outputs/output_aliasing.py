@@ -110,7 +110,21 @@ def classify_outputs(
             result.hidden += 1
     _separate(tracer, result.forward, tensors)
 
-    sizes = _Sizes(result, _taken_together(planned))
+    result.infos = _infos(planned, inputs, index_of, _Sizes(result, _taken_together(planned)))
+    for index, tensor in enumerate(tensors):
+        if tensor is not None and grad_flags(tensor) == (True, False):
+            result.roots.append(tensor)
+            result.differentiable.append(index)
+    return result
+
+
+def _infos(
+    planned: list[Planned], inputs: Inputs, index_of: Mapping[int, int], sizes: _Sizes
+) -> list[OutputInfo]:
+    """What makes each output, and what autograd knows of it; `index_of` are the forward outputs of
+    base tensors, by their ids."""
+    primals = inputs.primals
+    infos: list[OutputInfo] = []
     fresh = 0
     apart = counters_apart([(plan.value, _taken_from(plan, primals)) for plan in planned])
     views = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
@@ -132,7 +146,7 @@ def classify_outputs(
             fresh += 1
         else:
             made = _same_step(plan)
-        result.infos.append(
+        infos.append(
             OutputInfo(
                 made,
                 requires_grad=requires_grad,
@@ -144,11 +158,7 @@ def classify_outputs(
                 untracked=is_leaf and _untracked(plan, primals),
             )
         )
-    for index, tensor in enumerate(tensors):
-        if tensor is not None and grad_flags(tensor) == (True, False):
-            result.roots.append(tensor)
-            result.differentiable.append(index)
-    return result
+    return infos
 
 
 def _fresh_step(
