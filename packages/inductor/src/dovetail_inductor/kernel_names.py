@@ -25,7 +25,6 @@ _WHOLE = (
     (("max", "sub", "exp", "sum", "log"), "log_softmax"),
     (("max", "sub", "exp", "sum", "div"), "softmax"),
 )
-_SCANS = {"sum": "cumsum", "prod": "cumprod", "max": "cummax", "min": "cummin"}
 
 
 def operators_of(nests: Iterable[LoopNest]) -> str:
@@ -52,9 +51,9 @@ def _operators(nest: LoopNest) -> Iterator[str]:
     if nest.reduction is not None:
         yield nest.reduction.name
     if nest.scan is not None:
-        yield _SCANS.get(nest.scan.kind, "logcumsumexp")
+        yield nest.scan.operator
     if nest.scatter is not None:
-        yield f"scatter_{nest.scatter.combine}"
+        yield f"scatter_{nest.scatter.operation}"
 
 
 def _with_whole(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, prod
-from typing import Literal
+from math import prod
 
 import torch
 from dovetail_runtime.plan import Assert, Plan, SizeExpr
@@ -93,23 +92,24 @@ def same_strides(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...])
     return all(n == 1 or x == y for n, x, y in zip(shape, a, b, strict=True))
 
 
-Combine = Literal["store", "add", "mul", "max", "min"]
-
-
 @dataclass(frozen=True)
 class Scatter:
     """How a pointwise nest writes to places that it computes.
 
-    What is there already, and what several points write to one place, is combined; of several
-    stores to one place one wins. The memory is that of the buffer `over`, which another node has
-    written and nobody else reads.
+    What is there already, and what several points write to one place, is combined by `reduction`;
+    None stores, and of several stores to one place one wins. The memory is that of the buffer
+    `over`, which another node has written and nobody else reads.
     """
 
-    combine: Combine
+    reduction: Reduction | None
     over: str
 
-
-ScanKind = Literal["sum", "prod", "max", "min", "logsumexp"]
+    @property
+    def operation(self) -> str:
+        """What is done with the memory: `store`, `add`, `mul`, `max` or `min`."""
+        if self.reduction is None:
+            return "store"
+        return self.reduction.name if self.reduction.is_extreme else self.reduction.combine
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,19 @@ class Scan:
     and written in that of the body. Of equal extremes the last one counts, and any NaN.
     """
 
-    kind: ScanKind
+    reduction: Reduction
     vars: tuple[Var, ...]
     dtype: torch.dtype
 
     @property
     def neutral(self) -> int | float:
         """The total of no elements."""
-        if self.kind in ("sum", "prod"):
-            return 1 if self.kind == "prod" else 0
-        if self.dtype.is_floating_point:
-            return inf if self.kind == "min" else -inf
-        limits = torch.iinfo(self.dtype)
-        return int(limits.max if self.kind == "min" else limits.min)
+        return self.reduction.identity(self.dtype)
+
+    @property
+    def operator(self) -> str:
+        """What programs call it: `cumsum`, `logcumsumexp`."""
+        return "logcumsumexp" if self.reduction.adds_logarithms else f"cum{self.reduction}"
 
 
 @dataclass(frozen=True)
@@ -242,14 +242,14 @@ class LoopNest:
             value = f"{self.reduction}({value})"
         if self.scan is not None:
             along = ", ".join(map(str, self.scan.vars))
-            value = f"{self.scan.kind} up to here along {along} of {value}"
+            value = f"{self.scan.reduction} up to here along {along} of {value}"
         lines = [f"{head}:  # {self.origin}", *(f"    {line}" for line in printer.lines)]
         at = str(self.index)
         for atom, place in zip(self.index.indirects(), places, strict=True):
             at = at.replace(str(atom), place)
         sign = "="
         if self.scatter is not None:
-            sign = f"{self.scatter.combine} over {self.scatter.over}"
+            sign = f"{self.scatter.operation} over {self.scatter.over}"
         return "\n".join([*lines, f"    {self.buffer}[{at}] {sign} {value}"])
 
 

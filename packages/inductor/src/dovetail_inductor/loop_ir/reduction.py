@@ -1,7 +1,9 @@
 """`Reduction`: how a loop nest makes one value of many, and the reductions there are.
 
-Passes and code generators ask its properties, never its name. A new one that combines values
-needs its line here, a lowering rule, and how to fold a vector (C++) or a block (Triton) by it.
+A reduction, a scan (which writes every partial result) and a scatter (which combines what meets at
+one place) are told by the same values. Passes and code generators ask their properties, never
+their names. A new one that combines values needs its line here, a lowering rule, and how to fold a
+vector (C++) or a block (Triton) by it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ Identity = Literal["zero", "one", "least", "greatest"]
 class Reduction:
     """A reduction over the points of some loops.
 
-    combine: the scalar op that makes one of two partial results.
+    combine: the scalar op that makes one of two partial results (`logaddexp` is none: what a scan
+        by it computes is written out).
     begin: its neutral element, as `identity` spells it for a dtype.
     with_index: the result is the int64 position of the first extreme element along the flattened
         reduction variables, in place of the element (NaN is extreme in both).
@@ -53,6 +56,16 @@ class Reduction:
         """Whether partial results are added: linear in its elements, so that factors and shifts
         can be moved in and out."""
         return self.combine == "add"
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether the result is one of the elements: nothing is rounded."""
+        return self.combine in ("maximum", "minimum")
+
+    @property
+    def adds_logarithms(self) -> bool:
+        """Whether elements are logarithms of what is added up."""
+        return self.combine == "logaddexp"
 
     @property
     def finds_largest(self) -> bool:
@@ -92,7 +105,10 @@ MIN = Reduction("min", "minimum", "greatest", over_bool="all")
 ANY = Reduction("any", "bitwise_or", "zero")
 ALL = Reduction("all", "bitwise_and", "one")
 XOR = Reduction("xor", "bitwise_xor", "zero")
+LOGSUMEXP = Reduction("logsumexp", "logaddexp", "least")
 ARGMAX = Reduction("argmax", "maximum", "least", with_index=True)
 ARGMIN = Reduction("argmin", "minimum", "greatest", with_index=True)
 
 REDUCTIONS = {r.name: r for r in (SUM, PROD, MAX, MIN, ANY, ALL, XOR, ARGMAX, ARGMIN)}
+# What running totals are of: `cumsum`, `cumprod` and so on.
+SCANS = (SUM, PROD, MAX, MIN, LOGSUMEXP)

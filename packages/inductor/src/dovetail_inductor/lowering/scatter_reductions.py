@@ -12,8 +12,8 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import Index
-from dovetail_inductor.loop_ir.loops import Combine
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import MAX, MIN, PROD, SUM, Reduction
 from dovetail_inductor.lowering.indexing import checked_index
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
@@ -27,29 +27,27 @@ from dovetail_inductor.lowering.scatter_target import (
 )
 from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
 
-_REDUCTIONS: dict[str, Combine] = {
-    "sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min",
-}  # fmt: skip
+_REDUCTIONS = {"sum": SUM, "mean": SUM, "prod": PROD, "amax": MAX, "amin": MIN}
 
 
-class _Reduction:
+class _Combined:
     """How a GPU combines: its atomics compare floats by their bits, which puts NaN above all
     numbers if its sign is +, and knows one zero only. So the least is sought as the greatest of
     what has the other sign."""
 
     def __init__(self, ctx: Context, name: str, dtype: torch.dtype) -> None:
         self.ctx = ctx
-        self.combine = _REDUCTIONS[name]
-        self.dtype = accumulated_dtype(dtype, self.combine)
+        self.reduction: Reduction = _REDUCTIONS[name]
+        self.dtype = accumulated_dtype(dtype, self.reduction)
         by_bits = (
             ctx.target.scatters.compares_bits
             and dtype.is_floating_point
-            and self.combine in ("max", "min")
+            and self.reduction.is_extreme
         )
-        self.negated = by_bits and self.combine == "min"
+        self.negated = by_bits and not self.reduction.finds_largest
         self.by_bits = by_bits
         if self.negated:
-            self.combine = "max"
+            self.reduction = MAX
 
     def held(self, expr: Expr) -> Expr:
         """An element as it is combined."""
@@ -71,13 +69,7 @@ class _Reduction:
     def nothing(self) -> Expr:
         """What changes nothing when it is combined."""
         kind = arithmetic_dtype(self.dtype)
-        if self.combine in ("add", "mul"):
-            return self.ctx.builder.constant(self.combine == "mul", kind)
-        most = self.combine == "min"
-        if kind.is_floating_point:
-            return self.ctx.builder.constant(float("inf" if most else "-inf"), kind)
-        info = torch.iinfo(kind)
-        return self.ctx.builder.constant(int(info.max if most else info.min), kind)
+        return self.ctx.builder.constant(self.reduction.identity(kind), kind)
 
 
 def _reduce(
@@ -89,41 +81,41 @@ def _reduce(
     include_self: bool,
 ) -> Any:
     value = value_like(tensor_of(node), node.name)
-    reduction = _Reduction(ctx, name, value.dtype)
-    if value.dtype is torch.bool or not is_ours(ctx, value, reduction.combine, points[0]):
+    combined = _Combined(ctx, name, value.dtype)
+    if value.dtype is torch.bool or not is_ours(ctx, value, combined.reduction, points[0]):
         return NotImplemented
-    if reduction.combine not in ctx.target.scatters.combines:
+    if combined.reduction not in ctx.target.scatters.combines:
         return NotImplemented
     b = ctx.builder
     shape, point = points
-    target = Target(ctx, value, reduction.combine)
-    if reduction.by_bits:
-        target.begin(lambda indices: reduction.held(ctx.load(base, indices)))
+    target = Target(ctx, value, combined.reduction)
+    if combined.by_bits:
+        target.begin(lambda indices: combined.held(ctx.load(base, indices)))
     else:
         target.begin_as(base, node)
     if not include_self:
-        target.put(shape, "store", lambda indices: (point(indices)[0], reduction.nothing()))
+        target.put(shape, None, lambda indices: (point(indices)[0], combined.nothing()))
 
     def held(indices: Indices) -> tuple[Sequence[Index], Expr]:
         at, brought = point(indices)
-        return at, reduction.held(brought)
+        return at, combined.held(brought)
 
-    target.put(shape, reduction.combine, held)
+    target.put(shape, combined.reduction, held)
     total = target.held
-    if name != "mean" and not reduction.negated:
+    if name != "mean" and not combined.negated:
         return target.result()
     if name != "mean":
 
         def reduced(indices: Indices, mask: Expr | None) -> Expr:
-            return cast(ctx, reduction.given(ctx.load(total, indices, mask)), value.dtype)
+            return cast(ctx, combined.given(ctx.load(total, indices, mask)), value.dtype)
 
         value.loader = reduced
         return value
     number_of = Value(value.shape, value.stride, torch.int32, value.device, value.origin)
-    counted = Target(ctx, number_of, "add")
+    counted = Target(ctx, number_of, SUM)
     one = b.constant(1, torch.int32)
     counted.begin(lambda indices: b.constant(int(include_self), torch.int32))
-    counted.put(shape, "add", lambda indices: (point(indices)[0], one))
+    counted.put(shape, SUM, lambda indices: (point(indices)[0], one))
     count = counted.result()
 
     def mean(indices: Indices, mask: Expr | None) -> Expr:
@@ -173,7 +165,7 @@ def _embedding_backward(
 ) -> Any:
     gradient, index, rows, padding, by_frequency = args
     value = value_like(tensor_of(node), node.name)
-    if by_frequency or not is_ours(ctx, value, "add", gradient.shape):
+    if by_frequency or not is_ours(ctx, value, SUM, gradient.shape):
         return NotImplemented
     b = ctx.builder
     make_cheap(ctx, None, gradient, index)
@@ -188,10 +180,10 @@ def _embedding_backward(
             brought = b.apply("where", [skipped, nothing, brought])
         return (at, indices[-1]), brought
 
-    target = Target(ctx, value, "add")
+    target = Target(ctx, value, SUM)
     zero = b.constant(0, arithmetic_dtype(target.dtype))
     target.begin(lambda indices: zero)
-    target.put(gradient.shape, "add", point)
+    target.put(gradient.shape, SUM, point)
     return target.result()
 
 

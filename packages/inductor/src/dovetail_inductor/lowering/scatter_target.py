@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import ZERO, Index, linear
-from dovetail_inductor.loop_ir.loops import Combine, LoopNest, Scatter, Strided
+from dovetail_inductor.loop_ir.loops import LoopNest, Scatter, Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import MAX, SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering.indexing import checked_index
 from dovetail_inductor.lowering.promotion import cast, number
@@ -29,17 +30,22 @@ LARGER_TARGET = 4
 Point = Callable[[Indices], tuple[Sequence[Index], Expr]]
 
 
-def accumulated_dtype(dtype: torch.dtype, combine: Combine) -> torch.dtype:
+def accumulated_dtype(dtype: torch.dtype, reduction: Reduction | None) -> torch.dtype:
     """The type that elements are combined in: narrow ones are rounded once, at the end. (It is one
     that a GPU has atomics of.)"""
-    if combine == "store":
+    if reduction is None:
         return dtype
     if dtype.is_floating_point:
         return torch.float32 if dtype.itemsize == 2 else dtype
     return torch.int32 if dtype.itemsize < 4 else dtype
 
 
-def is_ours(ctx: Context, value: Value, combine: Combine, shape: Sequence[int]) -> bool:
+def of_values(reduction: Reduction | None, dtype: torch.dtype) -> Reduction | None:
+    """How values of a dtype are combined: the sum of truth values is their maximum."""
+    return MAX if reduction is SUM and dtype is torch.bool else reduction
+
+
+def is_ours(ctx: Context, value: Value, reduction: Reduction | None, shape: Sequence[int]) -> bool:
     """Whether to combine elements of a source of this shape by a kernel of ours: on a GPU not where
     what several elements make of one place must not depend on their order, nor where a large target
     of narrow elements would have to lie in memory in wider ones."""
@@ -47,16 +53,16 @@ def is_ours(ctx: Context, value: Value, combine: Combine, shape: Sequence[int]) 
         return True
     if torch.are_deterministic_algorithms_enabled():
         return False
-    wider = accumulated_dtype(value.dtype, combine).itemsize > value.dtype.itemsize
+    wider = accumulated_dtype(value.dtype, reduction).itemsize > value.dtype.itemsize
     return not wider or hint_of(value.numel) <= LARGER_TARGET * hint_of(prod(shape))
 
 
 class Target:
     """Memory that scatters write to, begun as a tensor of the caller's choice."""
 
-    def __init__(self, ctx: Context, value: Value, combine: Combine) -> None:
+    def __init__(self, ctx: Context, value: Value, reduction: Reduction | None) -> None:
         self.ctx, self.value = ctx, value
-        self.dtype = accumulated_dtype(value.dtype, combine)
+        self.dtype = accumulated_dtype(value.dtype, reduction)
         self.held = Value(value.shape, value.stride, self.dtype, value.device, value.origin)
 
     def begin_as(self, base: Value, node: fx.Node) -> None:
@@ -89,7 +95,7 @@ class Target:
     def put(
         self,
         shape: tuple[int, ...],
-        combine: Combine,
+        reduction: Reduction | None,
         point: Point,
         stride: tuple[int, ...] | None = None,
     ) -> None:
@@ -111,7 +117,7 @@ class Target:
             body,
             linear(at, buffer.stride if stride is None else stride),
             self.value.origin,
-            scatter=Scatter(combine, before.buffer),
+            scatter=Scatter(reduction, before.buffer),
         )
         ctx.nodes.append(nest)
         self.held.stored = Strided(buffer.name, buffer.shape, buffer.stride, 0)

@@ -17,8 +17,9 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant
-from dovetail_inductor.loop_ir.loops import Combine, Strided
+from dovetail_inductor.loop_ir.loops import Strided
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
+from dovetail_inductor.loop_ir.reduction import SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.lowering.indexing import broadcast_shape, picked_indices
 from dovetail_inductor.lowering.pointwise import Rule
@@ -28,6 +29,7 @@ from dovetail_inductor.lowering.scatter_target import (
     element_of,
     is_ours,
     make_cheap,
+    of_values,
     points_along,
 )
 from dovetail_inductor.lowering.values import (
@@ -50,16 +52,14 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     used = [p for p in picks if p is not None]
     if any(p.dtype in (torch.bool, torch.uint8) for p in used) or not used:
         return _put_where(ctx, value, base, picks, source, accumulate)
-    combine: Combine = "store"
-    if accumulate:
-        combine = "max" if value.dtype is torch.bool else "add"
+    reduction = of_values(SUM, value.dtype) if accumulate else None
     picks += [None] * (len(base.shape) - len(picks))
     shape = broadcast_shape([p.shape for p in used])
     dims = [d for d, p in enumerate(picks) if p is not None]
     lead = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     others = [base.shape[d] for d, p in enumerate(picks) if p is None]
     whole = (*others[:lead], *shape, *others[lead:])
-    if not is_ours(ctx, value, combine, whole):
+    if not is_ours(ctx, value, reduction, whole):
         return NotImplemented
     make_cheap(ctx, base, source, *used)
 
@@ -67,9 +67,9 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
         own = picked_indices(ctx, node, picks, base.shape, (lead, shape), indices, None)
         return own, broadcast_load(ctx, source, whole, indices, None)
 
-    target = Target(ctx, value, combine)
+    target = Target(ctx, value, reduction)
     target.begin_as(base, node)
-    target.put(whole, combine, point)
+    target.put(whole, reduction, point)
     return target.result()
 
 
@@ -104,11 +104,11 @@ def _put_where(
     return value
 
 
-def _scatter(combine: Combine) -> Rule:
+def _scatter(reduction: Reduction | None) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         base, dim, index, source = args[:4]
         value = value_like(tensor_of(node), node.name)
-        how: Combine = "max" if combine == "add" and value.dtype is torch.bool else combine
+        how = of_values(reduction, value.dtype)
         if kwargs or len(args) > 4 or not is_ours(ctx, value, how, index.shape):
             return NotImplemented
         target = Target(ctx, value, how)
@@ -139,13 +139,13 @@ def _as_strided_scatter(
     if not is_dense(value.shape, value.stride) or not 0 <= start <= last < value.numel:
         view = (tuple(shape), tuple(stride), start)
         return _through_memory(ctx, value, base, source, view, last)
-    target = Target(ctx, value, "store")
+    target = Target(ctx, value, None)
     target.begin_as(base, node)
 
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         return (*indices, constant(start)), element_of(ctx, source, indices, value.dtype)
 
-    target.put(tuple(shape), "store", point, (*stride, 1))
+    target.put(tuple(shape), None, point, (*stride, 1))
     return target.result()
 
 
@@ -160,10 +160,10 @@ def with_gaps(ctx: Context, value: Value, stride: tuple[int, ...]) -> Strided | 
             return None
         last += (size - 1) * step
     row = Value((last + 1,), (1,), value.dtype, value.device, value.origin)
-    memory = Target(ctx, row, "store")
+    memory = Target(ctx, row, None)
     nothing = ctx.builder.constant(0, arithmetic_dtype(memory.dtype))
     memory.begin(lambda indices: nothing)
-    memory.put(value.shape, "store", lambda at: (at, ctx.load(value, at)), stride)
+    memory.put(value.shape, None, lambda at: (at, ctx.load(value, at)), stride)
     stored = memory.result().stored
     assert stored is not None
     return Strided(stored.buffer, value.shape, stride, stored.offset)
@@ -184,7 +184,7 @@ def _through_memory(
     end = sum((n - 1) * s for n, s in zip(value.shape, value.stride, strict=True))
     length = before + max(end, last) + 1
     row = Value((length,), (1,), value.dtype, value.device, value.origin)
-    memory = Target(ctx, row, "store")
+    memory = Target(ctx, row, None)
     nothing = ctx.builder.constant(0, arithmetic_dtype(memory.dtype))
     memory.begin(lambda indices: nothing)
 
@@ -194,8 +194,8 @@ def _through_memory(
     def point(indices: Indices) -> tuple[Sequence[Index], Expr]:
         return (*indices, constant(before + start)), element_of(ctx, source, indices, value.dtype)
 
-    memory.put(value.shape, "store", base_point, (*value.stride, 1))
-    memory.put(shape, "store", point, (*stride, 1))
+    memory.put(value.shape, None, base_point, (*value.stride, 1))
+    memory.put(shape, None, point, (*stride, 1))
     stored = memory.result().stored
     assert stored is not None
     value.stored = Strided(stored.buffer, value.shape, value.stride, stored.offset + before)
@@ -204,8 +204,8 @@ def _through_memory(
 
 RULES: dict[str, Rule] = {
     "index_put.default": _index_put,
-    "scatter.src": _scatter("store"),
-    "scatter.value": _scatter("store"),
-    "scatter_add.default": _scatter("add"),
+    "scatter.src": _scatter(None),
+    "scatter.value": _scatter(None),
+    "scatter_add.default": _scatter(SUM),
     "as_strided_scatter.default": _as_strided_scatter,
 }

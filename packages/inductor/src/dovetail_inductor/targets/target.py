@@ -14,7 +14,8 @@ import torch
 from dovetail_runtime.plan import Kernel, Step
 
 from dovetail_inductor.loop_ir.expr import Builder
-from dovetail_inductor.loop_ir.loops import Buffer, Combine, ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.reduction import Reduction
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
 
 
@@ -53,7 +54,7 @@ class Scatters:
 
     parallel: bool
     compares_bits: bool
-    combines: frozenset[Combine]
+    combines: frozenset[Reduction]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Apply, Builder, walk
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
+from dovetail_inductor.loop_ir.reduction import MAX, MIN, PROD, SUM
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu import emit as cpp
@@ -43,7 +44,7 @@ MEMORY = Memory(keeps_slabs=True)
 SCATTERS = Scatters(
     parallel=False,
     compares_bits=False,
-    combines=frozenset({"store", "add", "mul", "max", "min"}),
+    combines=frozenset({SUM, PROD, MAX, MIN}),
 )
 SCANS = Scans(in_pieces=False, longest_single_row=None, wide_totals=True)
 LIBRARY = Library(

@@ -315,7 +315,7 @@ class _Emitter:
                 self.accumulators.update(nest, value)
                 continue
             if nest.scatter is not None:
-                w.scatter(self.place(nest.buffer), nest.index, nest.scatter.combine, value)
+                w.scatter(self.place(nest.buffer), nest.index, nest.scatter, value)
                 continue
             if nest.scan is not None:
                 value = self.accumulators.total(nest, value)

@@ -13,8 +13,8 @@ from dovetail_inductor.loop_ir.loops import LoopNest, Scan
 from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, literal
 
 _TYPES = {
-    "sum": "Running<Sum, {}>", "prod": "Running<Prod, {}>", "max": "Running<Max, {}>",
-    "min": "Running<Min, {}>", "logsumexp": "RunningLogarithm<{}>",
+    "add": "Running<Sum, {}>", "mul": "Running<Prod, {}>", "maximum": "Running<Max, {}>",
+    "minimum": "Running<Min, {}>", "logaddexp": "RunningLogarithm<{}>",
 }  # fmt: skip
 
 
@@ -32,7 +32,9 @@ def declaration(scan: Scan, name: str, lanes: int | None, count: int | None) -> 
     """Statements that declare the totals of a row: of one, of as many as there are lanes, or an
     array of `count` such vectors."""
     element = ARITHMETIC[scan.dtype]
-    kind = _TYPES[scan.kind].format(element if lanes is None else f"V<{element}, {lanes}>")
+    kind = _TYPES[scan.reduction.combine].format(
+        element if lanes is None else f"V<{element}, {lanes}>"
+    )
     first = _start(scan) if lanes is None else f"bc<{lanes}>({_start(scan)})"
     if count is None:
         return [f"{kind} {name}{{{first}}};"]

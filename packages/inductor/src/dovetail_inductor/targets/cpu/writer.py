@@ -10,7 +10,7 @@ import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
 from dovetail_inductor.loop_ir.index import Index, Var
-from dovetail_inductor.loop_ir.loops import Combine
+from dovetail_inductor.loop_ir.loops import Scatter
 from dovetail_inductor.targets.cpu.syntax import (
     ARITHMETIC,
     index_text,
@@ -19,7 +19,7 @@ from dovetail_inductor.targets.cpu.syntax import (
 )
 
 # How a scatter combines what is there (a) with what comes (b).
-_UPDATES: dict[Combine, str] = {
+_UPDATES = {
     "store": "[](auto, auto b) { return b; }",
     "add": "[](auto a, auto b) { return a + b; }",
     "mul": "[](auto a, auto b) { return a * b; }",
@@ -229,14 +229,14 @@ class Writer:
             text = f"{mask.text} ? {text} : decltype({text}){{}}"
         return text, vector
 
-    def scatter(self, place: Place, index: Index, combine: Combine, value: Name) -> None:
+    def scatter(self, place: Place, index: Index, how: Scatter, value: Name) -> None:
         """Combine a value with memory at a computed place, of vectors lane after lane."""
 
         def read(expr: Expr) -> Name:
             return self.memo[expr.uid]
 
         p = place.pointer
-        update = _UPDATES[combine]
+        update = _UPDATES[how.operation]
         if self.vector is None:
             self.line(f"up1({p} + {self._scalar_index(index, read)}, {value.text}, {update});")
             return

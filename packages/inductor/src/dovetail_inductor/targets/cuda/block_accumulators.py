@@ -182,16 +182,16 @@ class Accumulators:
     def running_total(self, nest: LoopNest, scan: Scan, element: str, before: str | None) -> str:
         """The totals up to each element of a block: what lies behind the end comes after all.
         `before` holds those of the blocks before, and gets this one's."""
-        along, kind = len(self.tiling.axes) - 1, scan.kind
+        along, how = len(self.tiling.axes) - 1, scan.reduction
         spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
         if scan.dtype is not nest.body.dtype:
             element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
         element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
-        value = self.lines.define(scanned(kind, element, along, self.use))
+        value = self.lines.define(scanned(how, element, along, self.use))
         if before is not None:
-            value = self.lines.define(joined(kind, before, value, self.use))
-            block = block_total(kind, element, along, self.use) + spread
-            self.lines.add(f"{before} = {joined(kind, before, block, self.use)}")
+            value = self.lines.define(joined(how, before, value, self.use))
+            block = block_total(how, element, along, self.use) + spread
+            self.lines.add(f"{before} = {joined(how, before, block, self.use)}")
         if scan.dtype is not nest.body.dtype:
             value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
         return value

@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import torch
 
-from dovetail_inductor.loop_ir.loops import ScanKind
-from dovetail_inductor.loop_ir.reduction import Reduction
+from dovetail_inductor.loop_ir.reduction import PROD, SUM, Reduction
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
 
 # Triton's own reductions, by the op that combines two partial results, and the helpers for floats
 # where those lose a NaN or there are none.
 _OWN = {"add": "tl.sum", "maximum": "tl.max", "minimum": "tl.min", "bitwise_xor": "tl.xor_sum"}
+_SCAN_HELPERS = {
+    "add": "dv_add", "mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min",
+    "logaddexp": "dv_logaddexp",
+}  # fmt: skip
 _FLOAT_HELPERS = {"mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min"}
 
 
@@ -58,30 +61,27 @@ def rounded_product(a: str, b: str) -> str:
     return f"tl.fma({a}, {b}, 0.0)"
 
 
-def scanned(kind: ScanKind, value: str, along: int, use: Callable[[str], None]) -> str:
+def scanned(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:
     """A block of the totals up to each element along a dimension."""
-    if kind in ("sum", "prod"):
-        return f"tl.cum{kind}({value}, {along})"
-    return f"tl.associative_scan({value}, {along}, {_helper(kind, use)})"
+    if reduction in (SUM, PROD):
+        return f"tl.cum{reduction}({value}, {along})"
+    return f"tl.associative_scan({value}, {along}, {_helper(reduction, use)})"
 
 
-def joined(kind: ScanKind, a: str, b: str, use: Callable[[str], None]) -> str:
+def joined(reduction: Reduction, a: str, b: str, use: Callable[[str], None]) -> str:
     """Two totals as one, element by element."""
-    return f"{_helper(kind, use)}({a}, {b})"
+    return f"{_helper(reduction, use)}({a}, {b})"
 
 
-def block_total(kind: ScanKind, value: str, along: int, use: Callable[[str], None]) -> str:
+def block_total(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:
     """The total of a block along a dimension, which the result does not have."""
-    if kind == "sum":
+    if reduction.is_sum:
         return f"tl.sum({value}, {along})"
-    return f"tl.reduce({value}, {along}, {_helper(kind, use)})"
+    return f"tl.reduce({value}, {along}, {_helper(reduction, use)})"
 
 
-def _helper(kind: ScanKind, use: Callable[[str], None]) -> str:
-    name = {
-        "sum": "dv_add", "prod": "dv_mul", "max": "dv_max", "min": "dv_min",
-        "logsumexp": "dv_logaddexp",
-    }[kind]  # fmt: skip
+def _helper(reduction: Reduction, use: Callable[[str], None]) -> str:
+    name = _SCAN_HELPERS[reduction.combine]
     use(name)
     return name
 

@@ -10,6 +10,7 @@ from dovetail_runtime.plan import LaunchTriton, SizeExpr
 
 from dovetail_inductor.loop_ir.expr import Builder
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.reduction import MAX, MIN, SUM
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel
@@ -45,7 +46,7 @@ MEMORY = Memory(keeps_slabs=False)
 SCATTERS = Scatters(
     parallel=True,
     compares_bits=True,
-    combines=frozenset({"store", "add", "max", "min"}),  # there is no atomic product
+    combines=frozenset({SUM, MAX, MIN}),  # there is no atomic product
 )
 SCANS = Scans(in_pieces=True, longest_single_row=1 << 16, wide_totals=False)
 LIBRARY = Library(

@@ -17,7 +17,7 @@ from typing import ClassVar
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
-from dovetail_inductor.loop_ir.loops import Buffer, Combine, LoopNest
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Scatter
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.assemble import (
@@ -204,7 +204,7 @@ class Emission:
     def _row(self, nest: LoopNest) -> None:
         value = interpret(nest.values, self._emitter(), self.row_memo)[0]
         if nest.scatter is not None:
-            self._scatter(nest, nest.scatter.combine, value)
+            self._scatter(nest, nest.scatter, value)
             return
         self.rows[nest.buffer] = value
         self._store(nest, value)
@@ -411,7 +411,7 @@ class Emission:
             f"{stored}{condition})"
         )
 
-    def _scatter(self, nest: LoopNest, combine: Combine, value: str) -> None:
+    def _scatter(self, nest: LoopNest, how: Scatter, value: str) -> None:
         """Write to computed places, none of them out of bounds, also where assertions are off."""
         emitter = self._emitter()
         memo = self.row_memo
@@ -425,8 +425,8 @@ class Emission:
         pointer += f"{emitter.index(nest.index, lambda e: memo[e.uid])}, {shape})"
         stored = f"tl.broadcast_to({value}, {shape}).to({storage})"
         condition = f", tl.broadcast_to({' & '.join(masks)}, {shape})" if masks else ""
-        call = "tl.store" if combine == "store" else f"tl.atomic_{combine}"
-        order = "" if combine == "store" else ', sem="relaxed"'
+        call = "tl.store" if how.reduction is None else f"tl.atomic_{how.operation}"
+        order = "" if how.reduction is None else ', sem="relaxed"'
         self.lines.add(f"{call}({pointer}, {stored}{condition}{order})")
 
 
