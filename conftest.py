@@ -20,6 +20,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Before PyTorch loads OpenMP. Its threads spin while they wait, by default: two suites side by side
@@ -35,6 +36,11 @@ import pytest
 import torch
 
 MOST_PROCESSES = 8  # more need much memory
+
+# Seeds wait for devices that are not there, each with the stack of its call for an error message,
+# which takes half a millisecond.
+for device in () if torch.cuda.is_available() else (torch.cuda, torch.xpu, torch.mtia):
+    device.traceback = SimpleNamespace(format_stack=list)
 
 # PyTorch's own testing modules, which some tests import, forbid to set its global flags from then
 # on in their process. Tests here set such flags, and set them back.
@@ -86,7 +92,6 @@ def pytest_collection_finish() -> None:
     """Takes what is loaded by now out of the collector's sight: it stays until the end, and each
     of the many full collections, which tests of memory ask for and captures bring about, would
     look at 770,000 objects."""
-    gc.collect()
     gc.freeze()
 
 
@@ -112,7 +117,9 @@ def _draws_its_own_numbers(request: pytest.FixtureRequest) -> None:
     run by itself draws what it draws among all."""
     draw = request.config.getoption("draw")
     seed = zlib.crc32(f"{request.node.name} {draw}".encode())
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed imports PyTorch's compiler
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
 
 
