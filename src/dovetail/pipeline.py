@@ -57,7 +57,7 @@ from dovetail_prims.node_error import blamed
 from dovetail_prims.node_facts import FUNCTION, STATIC
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, LoadOptions, load
-from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from torch.fx import GraphModule
 
 from dovetail.backends.aot import run_eagers_kernels
@@ -187,17 +187,16 @@ class CompilerBackend:
             return artifact.run
         if self._pool is None:
             self._pool = GraphPool()
-        graphed = GraphedArtifact(
-            artifact,
-            self._pool,
+        policy = RecordingPolicy(
             role.static,
             held_outputs=frozenset(range(len(artifact.plan.outputs))) - role.kept,
             large_output=LARGE_OUTPUT_BYTES if asked_for else None,
             kept_bytes=LARGE_OUTPUT_BYTES if asked_for else 0,
             memory_budget=None if asked_for else LAUNCH_BOUND_BYTES,
             only_launch_bound=not asked_for,
-            told=partial(tell_of_cuda_graph, role.place),
         )
+        told = partial(tell_of_cuda_graph, role.place)
+        graphed = GraphedArtifact(artifact, self._pool, policy, told)
         self.records.add_recorded(graphed)
         return graphed
 

@@ -25,6 +25,7 @@ from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.cuda_graphs import (
     GraphedArtifact,
     GraphPool,
+    RecordingPolicy,
     mutated_inputs,
     reason_against,
     shape_key,
@@ -141,10 +142,12 @@ class Caller:
         self.graphed = GraphedArtifact(
             load(forward_plan()),
             self.pool,
-            held_outputs=frozenset(held),
-            large_output=large_output,
-            kept_bytes=kept_bytes,
-            max_graphs=max_graphs,
+            RecordingPolicy(
+                held_outputs=frozenset(held),
+                large_output=large_output,
+                kept_bytes=kept_bytes,
+                max_graphs=max_graphs,
+            ),
         )
         self.w, self.count, self.calls = torch.randn(4), torch.zeros(4), 0
         self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -325,7 +328,7 @@ def test_memory_is_counted_and_given_back() -> None:
     call()
     call()
     assert call.pool.bytes == first
-    budget = GraphedArtifact(load(plan()), CpuPool(), memory_budget=15)
+    budget = GraphedArtifact(load(plan()), CpuPool(), RecordingPolicy(memory_budget=15))
     for _ in range(3):
         budget(*torch.ones(3, 4).unbind())
     assert budget.recorded == 0 and "exceed the budget of 15" in budget.skips()[0]
@@ -342,7 +345,7 @@ def test_sizes_that_depend_on_data_are_not_recorded() -> None:
 
 
 def test_few_launches_are_not_recorded_unasked() -> None:
-    few = GraphedArtifact(load(plan()), CpuPool(), only_launch_bound=True)
+    few = GraphedArtifact(load(plan()), CpuPool(), RecordingPolicy(only_launch_bound=True))
     assert few.skips() == ["writes: 2 launches take no longer than a replay"]
     assert GraphedArtifact(load(plan()), CpuPool()).skips() == []
 

@@ -23,7 +23,7 @@ from dovetail_runtime import (
     View,
     load,
 )
-from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, reason_against
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy, reason_against
 from dovetail_runtime.graph_recording import Timing
 from dovetail_runtime.plan import Step
 
@@ -188,18 +188,18 @@ def test_what_launches_bound_is_recorded_by_itself(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as alone:
         alone.setattr(Timing, "gpu_seconds", lambda timing: timing.seconds)
         check_recorded_by_itself()
-    busy = GraphedArtifact(load(chain(6)), GraphPool(), only_launch_bound=True)
+    busy = GraphedArtifact(load(chain(6)), GraphPool(), RecordingPolicy(only_launch_bound=True))
     replayed(busy, torch.randn(100_000_000, device=CUDA), 6)
     assert busy.recorded == 0 and "are not what takes the time" in busy.skips()[0]
     # (Recorded whatever takes the time.)
-    small = GraphedArtifact(load(chain(60)), GraphPool(), memory_budget=100)
+    small = GraphedArtifact(load(chain(60)), GraphPool(), RecordingPolicy(memory_budget=100))
     replayed(small, torch.randn(1000, device=CUDA), 60)
     assert small.recorded == 0 and "budget" in small.skips()[0]
 
 
 def check_recorded_by_itself() -> None:
     """A chain that launches bound, with inputs that stay and with such as move."""
-    graphed = GraphedArtifact(load(chain(60)), GraphPool(), only_launch_bound=True)
+    graphed = GraphedArtifact(load(chain(60)), GraphPool(), RecordingPolicy(only_launch_bound=True))
     x = torch.randn(1000, device=CUDA)
     replayed(graphed, x, 60)
     assert graphed.recorded == 1 and graphed.skips() == []
@@ -265,7 +265,7 @@ def test_graphs_with_static_and_mutated_inputs() -> None:
     )  # fmt: skip
     for static in (frozenset({1}), frozenset()):
         count = torch.zeros(8, device=CUDA)
-        graphed = GraphedArtifact(load(plan), GraphPool(), static_inputs=static)
+        graphed = GraphedArtifact(load(plan), GraphPool(), RecordingPolicy(static_inputs=static))
         for call in range(1, 5):
             x = torch.randn(8, device=CUDA)
             version = count._version

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 from dovetail_runtime import Allocate, CallAten, FreeSlab, Plan, PlanInput, Ref, TensorSpec, load
-from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -64,7 +64,9 @@ def test_graphs_of_a_pool_work_in_the_same_memory(held: tuple[int, ...]) -> None
     before = reserved()
     pool = GraphPool()
     first, second, third = (
-        GraphedArtifact(load(plan(f"g{mib}", mib)), pool, held_outputs=frozenset(held))
+        GraphedArtifact(
+            load(plan(f"g{mib}", mib)), pool, RecordingPolicy(held_outputs=frozenset(held))
+        )
         for mib in (64, 48, 64)
     )
     recorded(first, x)
@@ -90,7 +92,9 @@ def test_what_is_handed_out_lies_where_no_graph_works() -> None:
     x = torch.rand(MIB // 4, device=CUDA)
     pool = GraphPool()
     graphs = [
-        GraphedArtifact(load(plan(f"h{mib}", mib)), pool, held_outputs=frozenset((0, 1)))
+        GraphedArtifact(
+            load(plan(f"h{mib}", mib)), pool, RecordingPolicy(held_outputs=frozenset((0, 1)))
+        )
         for mib in (8, 32)
     ]
     for graphed in graphs:
@@ -121,7 +125,7 @@ def test_a_recording_that_fails_leaves_the_allocator_as_it_was() -> None:
         (), ("o",),
     )  # fmt: skip
     pool = GraphPool()
-    graphed = GraphedArtifact(load(waits), pool, held_outputs=frozenset((0,)))
+    graphed = GraphedArtifact(load(waits), pool, RecordingPolicy(held_outputs=frozenset((0,))))
     x = torch.rand(4, device=CUDA) + 1
     for _ in range(4):
         (found,) = graphed(x)
@@ -134,7 +138,9 @@ def test_a_recording_that_fails_leaves_the_allocator_as_it_was() -> None:
     drawn = torch.rand(4, device=CUDA)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(4, device=CUDA), drawn)
-    good = GraphedArtifact(load(plan("after", 8)), pool, held_outputs=frozenset((0, 1)))
+    good = GraphedArtifact(
+        load(plan("after", 8)), pool, RecordingPolicy(held_outputs=frozenset((0, 1)))
+    )
     x = torch.rand(MIB // 4, device=CUDA)
     recorded(good, x)
     right(good(x), x)

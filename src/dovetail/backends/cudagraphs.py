@@ -18,7 +18,7 @@ from dovetail_autograd_aot import aot_compile
 from dovetail_capture import BackendTraits
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_runtime import Plan, load
-from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
+from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from dovetail_runtime.plan import CallAten, Free, PlanInput, Ref, Step, TensorSpec
 from torch import Tensor
 from torch._ops import OpOverload
@@ -64,7 +64,7 @@ class CudaGraphs:
             self._note("a graph of more than operators on tensors of known sizes")
             return gm.forward
         told = partial(tell_of_cuda_graph, "")
-        self.graphed.append(GraphedArtifact(load(plan), pool, static, told=told))
+        self.graphed.append(GraphedArtifact(load(plan), pool, RecordingPolicy(static), told))
         return self.graphed[-1]
 
     def _note(self, reason: str) -> None:

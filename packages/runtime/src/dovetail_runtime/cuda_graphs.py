@@ -12,21 +12,19 @@ single calls, how often.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
+from dovetail_runtime.graph_pool import GraphPool, Input, Value, mutated_inputs
 from dovetail_runtime.graph_recording import (
-    GraphPool,
-    Input,
     Recording,
+    RecordingPolicy,
     Timing,
-    Value,
     address,
-    mutated_inputs,
     record,
 )
 from dovetail_runtime.lifetimes import computes_on_cpu
@@ -39,8 +37,6 @@ _MOVES_BEFORE_COPYING = 2
 _WAITS_BEFORE_COPYING = 3
 # Shapes whose graph has to be recorded anew more often than this are left alone.
 _MOST_RECORDINGS = 8
-# More than this is not copied in each call for the sake of a recording that nobody asked for.
-_MOST_COPIED_BYTES = 32 << 20
 # Launches matter unless the GPU takes this many times as long as the CPU.
 _SLACK = 2.0
 # Fewer launches than this take no longer than a replay.
@@ -58,14 +54,29 @@ _IN_USE = "results of an earlier call, which a replay would have overwritten, we
 
 
 @dataclass
-class _Shapes:
-    """Calls with inputs of the same shapes. `places`: addresses of the inputs in the last call that
-    was watched; `moving`: those that were elsewhere than in the call before. `moved`: what was
-    elsewhere in the last call, of what the recording takes for static."""
+class _Watch:
+    """What moves between calls: `places` are the addresses of the inputs in the last call,
+    `moving` those that were elsewhere than in the call before."""
 
     places: dict[int, int]
     moving: frozenset[int] | None = None
-    watched: int = 1
+    calls: int = 1
+
+    def settles(self, now: dict[int, int]) -> bool:
+        """Note a further call; is it clear by now which inputs move?"""
+        known = self.moving
+        self.moving = _differing(self.places, now)
+        self.places = now
+        self.calls += 1
+        return not self.moving or self.moving == known or self.calls >= _MOST_WATCHED
+
+
+@dataclass
+class _Shapes:
+    """Calls with inputs of the same shapes. `moved`: what was elsewhere in the last call, of what
+    the recording takes for static."""
+
+    watch: _Watch
     timing: Timing | None = None
     recording: Recording | None = None
     recordings: int = 0
@@ -78,37 +89,17 @@ class _Shapes:
 
 @dataclass
 class GraphedArtifact:
-    """Calls like the artifact, through CUDA graphs where that works.
+    """Calls like the artifact, through CUDA graphs where that works and the policy allows it.
 
     The first calls of some shapes run the plan, until it is clear which inputs move from call to
     call: the second is recorded if none did, else the first in which the same ones moved as before.
-    The others (and the positions `static_inputs`) are taken for static.
-
-    Results are copies, but those at the positions `held_outputs`, and those of at least
-    `large_output` bytes: they lie in the graph's memory, and while one is alive the plan runs
-    instead of the graph. That is for what is short-lived (what a forward saves, gradients) or costs
-    more to copy than a check (the logits of a language model). A stream that goes on reading one
-    after the last reference to it is gone must be waited for by the stream of the next call
-    (`record_stream` alone does not do it).
-
-    Copies that take at most `kept_bytes` together are written, in turns, into memory that stays the
-    recording's own while nobody holds on to them; with the same caution about other streams.
-
-    `max_graphs` and `memory_budget` (bytes of input copies, outputs and working memory, of the
-    whole pool) limit what is recorded. `only_launch_bound`: recorded is, after one more call, what
-    the GPU finishes soon after the CPU has launched it. `told` is given a line for each graph that
-    is recorded, and for each reason that one is not.
+    The others are taken for static. `told` is given a line for each graph that is recorded, and for
+    each reason that one is not.
     """
 
     artifact: CompiledArtifact
     pool: GraphPool
-    static_inputs: frozenset[int] = frozenset()
-    held_outputs: frozenset[int] = frozenset()
-    large_output: int | None = None
-    kept_bytes: int = 0
-    max_graphs: int = 8
-    memory_budget: int | None = None
-    only_launch_bound: bool = False
+    policy: RecordingPolicy = field(default_factory=RecordingPolicy)
     told: Callable[[str], object] | None = None
     _reasons: list[str] = field(default_factory=list)
     _plain_calls: Counter[str] = field(default_factory=Counter)
@@ -119,7 +110,7 @@ class GraphedArtifact:
     def __post_init__(self) -> None:
         plan = self.artifact.plan
         self._one_shape = not plan.symbols
-        reason = _reason_against(plan, self.pool, self.only_launch_bound)
+        reason = _reason_against(plan, self.pool, self.policy.only_launch_bound)
         if reason is not None:
             self._never = True
             self._note_reason(reason)
@@ -170,7 +161,7 @@ class GraphedArtifact:
         # Addresses tell of static inputs; and a plan without symbols has one set of shapes.
         key: Any = ()
         if not self._one_shape:
-            static = self.static_inputs
+            static = self.policy.static_inputs
             key = shape_key(v for i, v in enumerate(inputs) if i not in static)
         shapes = self._shapes.get(key)
         if shapes is None:
@@ -196,15 +187,12 @@ class GraphedArtifact:
     def _watch(self, key: Any, inputs: tuple[Input, ...]) -> None:
         if len(self._shapes) >= _MOST_SHAPES:
             del self._shapes[next(k for k, s in self._shapes.items() if s.recording is None)]
-        self._shapes[key] = _Shapes(_addresses(inputs))
+        self._shapes[key] = _Shapes(_Watch(_addresses(inputs)))
 
     def _decided(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | Timing | None:
         """Not the first call of these shapes, and none is recorded yet."""
-        before, shapes.places = shapes.places, _addresses(inputs)
-        known, shapes.moving = shapes.moving, _differing(before, shapes.places)
-        shapes.watched += 1
-        settled = not shapes.moving or shapes.moving == known or shapes.watched >= _MOST_WATCHED
-        if self.only_launch_bound:
+        settled = shapes.watch.settles(_addresses(inputs))
+        if self.policy.only_launch_bound:
             if shapes.timing is None:
                 shapes.timing = Timing()
                 return shapes.timing
@@ -224,7 +212,7 @@ class GraphedArtifact:
             self._refuse(shapes, reason)
             return None
         shapes.recordings += 1
-        moving = (shapes.moving or frozenset()) - self.static_inputs
+        moving = (shapes.watch.moving or frozenset()) - self.policy.static_inputs
         stays = {
             i
             for i, value in enumerate(inputs)
@@ -237,30 +225,15 @@ class GraphedArtifact:
                 self.artifact,
                 inputs,
                 stays,
-                self._handed_out(shapes),
                 self.pool,
-                _MOST_COPIED_BYTES if self.only_launch_bound else None,
-                self.memory_budget,
-                self.kept_bytes,
+                self.policy,
+                shapes.copied_out,
             )
         except RuntimeError as error:
             self._refuse(shapes, f"recording failed: {error}")
         else:
             self._tell(f"recorded (number {shapes.recordings} for inputs of these shapes)")
         return shapes.recording
-
-    def _handed_out(self, shapes: _Shapes) -> Callable[[Sequence[Value]], set[int]]:
-        def positions(results: Sequence[Value]) -> set[int]:
-            large = self.large_output
-            found = {
-                i
-                for i, value in enumerate(results)
-                if i in self.held_outputs
-                or (large is not None and isinstance(value, torch.Tensor) and value.nbytes >= large)
-            }
-            return found - shapes.copied_out
-
-        return positions
 
     def _refuse(self, shapes: _Shapes, reason: str) -> None:
         shapes.refused = True
@@ -303,7 +276,7 @@ class GraphedArtifact:
 
     def _recorded_anew(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | None:
         assert shapes.recording is not None
-        shapes.moving = frozenset(shapes.recording.copied)
+        shapes.watch.moving = frozenset(shapes.recording.copied)
         self.pool.bytes -= shapes.recording.bytes
         shapes.recording = None
         shapes.moved = {}
@@ -315,8 +288,8 @@ class GraphedArtifact:
                 if value.device.type == self.pool.device.type:
                     return f"input {position} is on {value.device}, not where the other graphs are"
                 return f"input {position} is on {value.device}, which a replay would not read again"
-        if self.recorded >= self.max_graphs:
-            return f"{self.max_graphs} graphs are recorded already, for other shapes"
+        if self.recorded >= self.policy.max_graphs:
+            return f"{self.policy.max_graphs} graphs are recorded already, for other shapes"
         return None
 
 
@@ -368,4 +341,4 @@ def shape_key(inputs: Iterable[Input]) -> tuple[Any, ...]:
     )
 
 
-__all__ = ["GraphPool", "GraphedArtifact", "mutated_inputs", "shape_key"]
+__all__ = ["GraphPool", "GraphedArtifact", "RecordingPolicy", "mutated_inputs", "shape_key"]

@@ -6,131 +6,31 @@ next replay writes to, and there is none while anybody still holds on to it.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
-from dovetail_runtime.footprint import footprint
-from dovetail_runtime.graph_memory import (
-    own_memory_where_told,
-    shared_pool,
-    undone_if_it_fails,
+from dovetail_runtime.graph_pool import (
+    GraphPool,
+    Input,
+    Replayable,
+    Value,
+    as_tensor,
+    mutated_inputs,
 )
 from dovetail_runtime.native import executor_module
-from dovetail_runtime.plan import CopyInto, Plan, View
+from dovetail_runtime.plan import Plan
 from dovetail_runtime.result_memory import ResultMemory
-from dovetail_runtime.sizes import bind_symbols
-from dovetail_runtime.workplace import workplace_for
 
-# Working in shared memory may take so many times what a call with its own memory takes: others will
-# work there, too.
-_MOST_FOR_SHARING = 1.1
 # More inputs that move than this are copied by one kernel for all, the others one by one.
 _MOST_SINGLE_COPIES = 4
 
-Value = torch.Tensor | int | None
-Input = torch.Tensor | int
-
-
-class Replayable(Protocol):
-    """A captured CUDA graph."""
-
-    def replay(self) -> None:
-        """Run it on the current stream."""
-
-
-class GraphPool:
-    """Memory that several graphs share: one replay at a time, in the order of the calls, on
-    whatever streams these are."""
-
-    target = "cuda"
-
-    def __init__(self) -> None:
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.handle = shared_pool(self, self.device)
-        self._workplace = workplace_for(self, self.device)
-        self.stream = self._workplace.stream
-        self.lock = threading.RLock()
-        self.bytes = 0  # of what recordings hold on to
-        self._shared_bytes = 0  # that they work in, one after the other
-        self._last: torch.cuda.Stream | None = None
-        self._last_raw: int | None = None
-
-    def is_capturing(self) -> bool:
-        """Whether the caller is recording a graph of his own."""
-        return torch.cuda.is_current_stream_capturing()
-
-    def take_turn(self) -> int:
-        """Before a replay: it comes after the last one, if that was on another stream. The
-        address of the stream that is current."""
-        raw = int(torch._C._cuda_getCurrentRawStream(self.device.index))
-        if raw != self._last_raw:
-            stream = torch.cuda.current_stream(self.device)
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            self._last, self._last_raw = stream, raw
-        return raw
-
-    def warm_up(self, artifact: CompiledArtifact, inputs: Sequence[Input]) -> tuple[Value, ...]:
-        """One plain run where the capture will be: libraries set themselves up in their first
-        call, which a capture must not see. What it writes into inputs and draws from the generator
-        is undone, so that a call happens once."""
-        written = mutated_inputs(artifact.plan)
-        before = {i: _tensor(inputs[i]).detach().clone() for i in written}
-        random_state = torch.cuda.get_rng_state(self.device)
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        try:
-            with self._workplace.prepared(artifact), torch.cuda.stream(self.stream):
-                outputs = artifact.run(*inputs)
-                for position, value in before.items():
-                    _tensor(inputs[position]).detach().copy_(value)
-        finally:
-            torch.cuda.set_rng_state(random_state, self.device)
-            torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        return outputs
-
-    def capture(
-        self, artifact: CompiledArtifact, inputs: Sequence[Input], held: Collection[int]
-    ) -> tuple[Replayable, tuple[Value, ...]]:
-        """The graph of one call, and the results that its replays write. No other graph works in
-        the memory of those at the positions `held`."""
-        graph = torch.cuda.CUDAGraph()
-        shares = self._shares_memory(artifact.plan, inputs, held)
-        handle = torch.cuda.graph_pool_handle() if held else self.handle
-        # Other threads may go on meanwhile.
-        recording = torch.cuda.graph(
-            graph, pool=handle, stream=self.stream, capture_error_mode="thread_local"
-        )
-        with (
-            self._workplace.prepared(artifact),
-            undone_if_it_fails(self.device, handle, self.stream),
-            recording,
-        ):
-            if held and shares:
-                with own_memory_where_told(self.device, handle, self.handle) as tell:
-                    outputs = artifact.run.run_watched(tuple(inputs), tuple(held), tell)
-            else:
-                outputs = artifact.run(*inputs)
-        # PyTorch sets the graph's random offset to 0 on this stream before the capture, and to the
-        # generator's on the caller's before a replay.
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
-        return graph, outputs
-
-    def _shares_memory(self, plan: Plan, inputs: Sequence[Input], held: Collection[int]) -> bool:
-        """Whether a call of a plan is to work in the memory that the graphs of this pool share,
-        where that does not take more than memory of its own: the results at the positions `held`
-        can lie where intermediate values of the same call were only if nobody else works there."""
-        taken = footprint(plan, bind_symbols(plan.symbols, inputs), held)
-        further = max(0, taken.without_results - self._shared_bytes)
-        if held and taken.results + further > _MOST_FOR_SHARING * taken.whole:
-            return False
-        self._shared_bytes += further
-        return True
+# More than this is not copied in each call for the sake of a recording that nobody asked for.
+_MOST_COPIED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -151,8 +51,58 @@ class _ViewOf:
 
     def of(self, inputs: Sequence[Input]) -> torch.Tensor:
         """The output of a call."""
-        base = _tensor(inputs[self.position]).detach()
+        base = as_tensor(inputs[self.position]).detach()
         return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class RecordingPolicy:
+    """What is recorded, and what of its memory is handed out.
+
+    Results are copies, but those at the positions `held_outputs`, and those of at least
+    `large_output` bytes: they lie in the graph's memory, and while one is alive the plan runs
+    instead of the graph. That is for what is short-lived (what a forward saves, gradients) or costs
+    more to copy than a check (the logits of a language model). A stream that goes on reading one
+    after the last reference to it is gone must be waited for by the stream of the next call
+    (`record_stream` alone does not do it).
+
+    Copies that take at most `kept_bytes` together are written, in turns, into memory that stays the
+    recording's own while nobody holds on to them; with the same caution about other streams.
+
+    Inputs at `static_inputs` are taken for static from the start. `max_graphs` and `memory_budget`
+    (bytes of input copies, outputs and working memory, of the whole pool) limit what is recorded.
+    `only_launch_bound`: recorded is, after one more call, what the GPU finishes soon after the CPU
+    has launched it.
+    """
+
+    static_inputs: frozenset[int] = frozenset()
+    held_outputs: frozenset[int] = frozenset()
+    large_output: int | None = None
+    kept_bytes: int = 0
+    max_graphs: int = 8
+    memory_budget: int | None = None
+    only_launch_bound: bool = False
+
+    def handed_out(self, results: Sequence[Value]) -> set[int]:
+        """Positions of the results that lie in the graph's memory."""
+        large = self.large_output
+        return {
+            i
+            for i, value in enumerate(results)
+            if i in self.held_outputs
+            or (large is not None and isinstance(value, torch.Tensor) and value.nbytes >= large)
+        }
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """A captured graph, the memory that inputs are copied to, and its outputs, of which `held` are
+    handed out as they lie."""
+
+    graph: Replayable
+    copied: dict[int, torch.Tensor]
+    outputs: Sequence[Value]
+    held: Collection[int]
 
 
 class Recording:
@@ -166,17 +116,15 @@ class Recording:
 
     def __init__(
         self,
-        graph: Replayable,
+        capture: _Capture,
         inputs: Sequence[Input],
-        copied: dict[int, torch.Tensor],
         stays: Sequence[int],
-        outputs: Sequence[Value],
-        held: Collection[int],
         mutated: Sequence[int],
         memory: int,
         kept_bytes: int,
     ) -> None:
-        self.graph = graph
+        copied, outputs, held = capture.copied, capture.outputs, capture.held
+        self.graph = capture.graph
         self.copied = copied
         self._targets, self._moving = tuple(copied.values()), tuple(copied)
         self.stays = tuple(stays)
@@ -194,7 +142,7 @@ class Recording:
         out_of_place = self._elsewhere.keys() | self._copies.keys()
         self._template = tuple(None if i in out_of_place else o for i, o in enumerate(outputs))
         self.held = tuple(i for i, o in enumerate(self._template) if isinstance(o, torch.Tensor))
-        self._held_tensors = tuple(_tensor(self._template[i]) for i in self.held)
+        self._held_tensors = tuple(as_tensor(self._template[i]) for i in self.held)
         self._native = executor_module()
         # By nobody but this recording.
         self._uses_at_rest: tuple[int, ...] = self._native.storage_uses(self._held_tensors)
@@ -231,11 +179,11 @@ class Recording:
         else:
             with torch.no_grad():
                 torch._foreach_copy_(
-                    list(self._targets), [_tensor(inputs[i]) for i in self._moving]
+                    list(self._targets), [as_tensor(inputs[i]) for i in self._moving]
                 )
         self.graph.replay()
         for position in self.mutated:
-            target = _tensor(inputs[position])
+            target = as_tensor(inputs[position])
             own = self.copied.get(position)
             if own is None:
                 torch.autograd.graph.increment_version(target)
@@ -244,7 +192,7 @@ class Recording:
         results: list[Value] = self._native.share_memory(self._template)
         for i, place in self._elsewhere.items():
             results[i] = (
-                _tensor(inputs[place.position]) if isinstance(place, _Same) else place.of(inputs)
+                as_tensor(inputs[place.position]) if isinstance(place, _Same) else place.of(inputs)
             )
         if self._kept:
             for i, result in zip(self._kept, self._memory.copies(raw_stream), strict=True):
@@ -311,18 +259,16 @@ def record(
     artifact: CompiledArtifact,
     inputs: Sequence[Input],
     stays: Collection[int],
-    handed_out: Callable[[Sequence[Value]], Collection[int]],
     pool: GraphPool,
-    most_copied: int | None,
-    memory_budget: int | None,
-    kept_bytes: int,
+    policy: RecordingPolicy,
+    copied_out: Collection[int],
 ) -> Recording:
-    """Capture a call with these inputs, which is made by the first replay only. `handed_out` says
-    of a call's results which ones (by position) the recording hands out as they are; `kept_bytes`
-    is the recording's.
+    """Capture a call with these inputs, which is made by the first replay only. Inputs at `stays`
+    are read where they lie, results at `copied_out` never handed out as they are.
 
-    Raises RuntimeError, with the reason, where capturing fails or holds more than `memory_budget`
-    bytes with the pool's other graphs, or more than `most_copied` bytes of inputs would be copied.
+    Raises RuntimeError, with the reason, where capturing fails or holds more than the policy's
+    `memory_budget` with the pool's other graphs, or where many bytes of inputs would be copied for
+    a recording that nobody asked for.
     """
     with torch.inference_mode(False), torch.no_grad():
         copied = {
@@ -330,7 +276,7 @@ def record(
             for i, v in enumerate(inputs)
             if isinstance(v, torch.Tensor) and i not in stays
         }
-        if most_copied is not None and byte_count(copied.values()) > most_copied:
+        if policy.only_launch_bound and byte_count(copied.values()) > _MOST_COPIED_BYTES:
             raise RuntimeError(
                 f"{byte_count(copied.values())} bytes of inputs that move would be copied in each "
                 f"call"
@@ -338,19 +284,19 @@ def record(
         own = [copied.get(i, value) for i, value in enumerate(inputs)]
         outputs = pool.warm_up(artifact, own)
         wanted = byte_count([*copied.values(), *outputs]) + _slab_bytes(artifact.plan)
-        if memory_budget is not None and pool.bytes + wanted > memory_budget:
+        budget = policy.memory_budget
+        if budget is not None and pool.bytes + wanted > budget:
             raise RuntimeError(
                 f"{wanted} bytes beside the {pool.bytes} of other graphs exceed the budget of "
-                f"{memory_budget}"
+                f"{budget}"
             )
-        held = handed_out(outputs)
+        held = policy.handed_out(outputs) - set(copied_out)
         del outputs
         graph, results = pool.capture(artifact, own, held)
     pool.bytes += wanted
+    capture = _Capture(graph, copied, results, held)
     mutated = mutated_inputs(artifact.plan)
-    return Recording(
-        graph, inputs, copied, sorted(stays), results, held, mutated, wanted, kept_bytes
-    )
+    return Recording(capture, inputs, sorted(stays), mutated, wanted, policy.kept_bytes)
 
 
 def byte_count(values: Iterable[Value]) -> int:
@@ -363,27 +309,9 @@ def address(value: Input) -> int:
     return value.data_ptr() if isinstance(value, torch.Tensor) else value
 
 
-def mutated_inputs(plan: Plan) -> list[int]:
-    """Positions of the inputs that the plan writes to."""
-    roots = {declared.name: declared.name for declared in plan.inputs}
-    written = set(plan.mutated)
-    for step in plan.steps:
-        if isinstance(step, View) and step.base in roots:
-            roots[step.name] = roots[step.base]
-        elif isinstance(step, CopyInto):
-            written.add(step.target)
-    names = {roots[name] for name in written if name in roots}
-    return [i for i, declared in enumerate(plan.inputs) if declared.name in names]
-
-
 def _slab_bytes(plan: Plan) -> int:
     """Of sizes that are known before a call."""
     return sum(size for _, size in plan.slab_bytes if isinstance(size, int))
-
-
-def _tensor(value: Input | Value) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 def _copy_of(value: torch.Tensor) -> torch.Tensor:
