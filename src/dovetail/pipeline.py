@@ -288,9 +288,9 @@ class _Stages:
         tell("aot_joint_graph", place, joint.as_text, suffix="py", value=joint)
         tell("aot_graphs", place, parts.as_text, suffix="py", value=parts)
         self.signature = parts.signature
-        mutated = parts.signature.mutated
+        mutated = parts.signature.changes.mutated
         self.writes_unseen |= any(m.silent for m in mutated)
-        self.has_storages = bool(joint.storages)
+        self.has_storages = bool(joint.added.storages)
         self.backend.writes_inputs |= bool(mutated)
         return parts
 
@@ -341,16 +341,14 @@ def _computes_shapes(gm: GraphModule) -> bool:
 def never_written(gm: GraphModule, signature: Signature) -> frozenset[int]:
     """Positions of the parameters and buffers among the inputs that the graph does not write."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    written = {m.index for m in signature.mutated} | set(signature.bumped)
-    written.update(r.index for r in signature.reshaped)
     static = {i for i, node in enumerate(inputs) if STATIC.holds(node)}
-    return frozenset(static - written)
+    return frozenset(static - signature.changes.indices())
 
 
 def _kept_by_the_caller(signature: Signature) -> frozenset[int]:
     """Positions of the forward's results that become the caller's: not what is written back into
     inputs, nor what is saved for the backward."""
-    written_back = range(signature.num_fresh, signature.num_fresh + len(signature.mutated))
+    written_back = range(signature.num_fresh, signature.num_fresh + len(signature.changes.mutated))
     return frozenset(range(signature.num_forward_outputs)) - frozenset(written_back)
 
 

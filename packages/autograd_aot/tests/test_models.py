@@ -73,8 +73,8 @@ def test_statistics_move_as_in_eager():
     fn, values = lift(module.train())
     # running_mean, running_var, num_batches_tracked of two norms are written back.
     joint = trace_joint(as_graph(fn, len(values) + 1), [*values, *inputs])
-    assert len(joint.signature.mutated) == 6
-    assert all(m.data_only for m in joint.signature.mutated)
+    assert len(joint.signature.changes.mutated) == 6
+    assert all(m.data_only for m in joint.signature.changes.mutated)
 
 
 def test_graph_sizes():

@@ -44,8 +44,8 @@ def test_each_output_is_one_step():
 def test_the_signature_is_readable():
     x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3)
     text = steps_of(returned, x, y).as_text()
-    assert "inputs: 2; requiring grad: 0" in text
-    assert "copy forward output 1 into input 1" in text
+    assert "input 0: requires grad" in text
+    assert "input 1: gets forward output 1, unseen by autograd" in text
     assert "output 0: forward output 0, requires grad" in text
     assert "output 1: the same object as output 0" in text
     assert "output 3: input 0 itself" in text

@@ -75,7 +75,7 @@ class RegionBackend(CountsRegions):
         def partition(joint: JointGraph) -> PartitionedGraph:
             nonlocal constant
             parts = min_cut_partition(joint)
-            if self.constant_weights and not training and not joint.storages:
+            if self.constant_weights and not training and not joint.added.storages:
                 constant = never_written(gm, parts.signature)
             return parts
 

@@ -162,13 +162,13 @@ def _compile_as_placed(request: CompileRequest, example_inputs: Sequence[Any]) -
     """Compile a graph; again for inputs that lie otherwise in memory, if it depends on that."""
     joint, run = compile_once(request, example_inputs)
     own = len(example_inputs)
-    apart = [pair for pair in joint.apart if max(pair) < own]
-    moved = [m for m in joint.moved if m.index < own]
-    if not joint.storages and not apart and not moved:
+    apart = [pair for pair in joint.assumed.apart if max(pair) < own]
+    moved = [m for m in joint.assumed.moved if m.index < own]
+    if not joint.added.storages and not apart and not moved:
         return run
     # What the graph knows of how inputs lie in storages, and of which are views, is not guarded:
     # one graph for each way.
-    storages = joint.storages
+    storages = joint.added.storages
 
     def placed(inputs: Sequence[Any]) -> tuple[Any, ...]:
         other = with_other_places(moved, inputs) if moved else ()
@@ -291,7 +291,7 @@ def assemble(
     inputs: Sequence[Any],
 ) -> Run:
     """The callable around the compiled graphs."""
-    given = (*inputs, *joint.constants_lifted)
+    given = (*inputs, *joint.added.constants)
     tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, Tensor)]
     unresolved = [i for i, v in tensors if v.is_conj() or v.is_neg()]
     log, late_error = request.log, request.late_error

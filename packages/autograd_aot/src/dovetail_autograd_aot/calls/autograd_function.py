@@ -124,7 +124,11 @@ class TrainingFunction:
         return nodes_module().TrainingCalls(
             backward=self.backward,
             compiled=self._graphs.forward,
-            remember=remember_written if signature.writes else None if plain else double.remember,
+            remember=remember_written
+            if signature.changes.extra_writes
+            else None
+            if plain
+            else double.remember,
             finish=self._finish,
             replay=Replay,
             pending=None if self._points is None else self._points.runs.values,
@@ -139,7 +143,7 @@ class TrainingFunction:
                 for a in self._graphs.parts.saved_aliases
             ],
             no_autocast=torch._C._is_any_autocast_enabled(),
-            minds_hooks=bool(saved.masks or signature.mutated),
+            minds_hooks=bool(saved.masks or signature.changes.mutated),
             always_finishes=bool(self._tangents.kept or self._late or saved.watched),
         )
 
@@ -147,7 +151,7 @@ class TrainingFunction:
         self, ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any], results: Sequence[Any]
     ) -> None:
         """What is left to do in an uncommon forward, whose graph gave these results."""
-        if self._signature.mutated and hooks_take_saved_tensors():
+        if self._signature.changes.mutated and hooks_take_saved_tensors():
             saved = [*(inputs[i] for i in self.saved.primals), *results[self._count :]]
             write_ahead(self._signature, inputs, outputs, saved)
         if self._tangents.kept:

@@ -46,8 +46,7 @@ class CapturedRun:
         needed = enumerate(signature.primals_require_grad)
         self.wanted = [i for i, is_needed in needed if is_needed]
         # (They were overwritten by the forward; their old contents do not matter.)
-        changed = {m.index for m in signature.mutated} | {r.index for r in signature.reshaped}
-        self.changed = sorted(changed.union(signature.bumped, signature.set_inputs))
+        self.changed = sorted(signature.changes.indices())
 
     def gradients(
         self, inputs: Sequence[Any], tangents: Sequence[Tensor | None], note: Note | None = None
@@ -73,7 +72,7 @@ class CapturedRun:
         """Aliases of the inputs, with gradient edges of their own, connected to the real inputs,
         which gradients are asked for; and what the graph is to be run on: the same, but copies of
         what it writes to. `change` may give those aliases yet another edge."""
-        own = len(inputs) - len(self.joint.storages)  # (the graph reads no storage itself)
+        own = len(inputs) - len(self.joint.added.storages)  # (the graph reads no storage itself)
         made: dict[int, Any] = {}  # (one for a tensor that comes twice)
         for value in inputs[:own]:
             if id(value) not in made and isinstance(value, Tensor) and value.requires_grad:
@@ -86,8 +85,8 @@ class CapturedRun:
 
     def forward(self, aliases: list[Any], note: Note | None = None) -> list[Any]:
         """The captured graph's outputs, by eager's operators."""
-        lifted = self.joint.constants_lifted
-        count = len(aliases) - len(lifted) - len(self.joint.storages)
+        lifted = self.joint.added.constants
+        count = len(aliases) - len(lifted) - len(self.joint.added.storages)
         attributes = {id(c): alias for c, alias in zip(lifted, aliases[count:], strict=False)}
         with ExitStack() as stack:
             for kind, dtype in self.autocast:
@@ -105,8 +104,8 @@ class CapturedRun:
         and, by input, what was written to. (Or the node for it: `whole` makes one that calls.)"""
         signature = self.joint.signature
         mutation = index - signature.num_fresh
-        if 0 <= mutation < len(signature.mutated):
-            return written[signature.mutated[mutation].index]
+        if 0 <= mutation < len(signature.changes.mutated):
+            return written[signature.changes.mutated[mutation].index]
         pairs = list(zip(signature.user_outputs, outputs, strict=True))
         for info, value in pairs:
             if info.kind is OutputKind.FRESH and info.base == index:
@@ -117,7 +116,7 @@ class CapturedRun:
         """The graph (inputs, gradients of the differentiable outputs number `given`) -> gradients
         of all primals (None where there is none). Raises `NotOneGraph`."""
         gm, joint, signature = self.gm, self.joint, self.joint.signature
-        if joint.storages:
+        if joint.added.storages:
             raise NotOneGraph("inputs share memory")
         graph = Graph()
         env: dict[Node, Node] = {}
@@ -230,7 +229,7 @@ def _copied(graph: Graph, node: Node, env: dict[Node, Node]) -> Node:
 def _lifted(gm: GraphModule, joint: JointGraph, env: dict[Node, Node]) -> list[Node]:
     """The attributes that are inputs of the joint graph."""
     found: list[Node] = []
-    for tensor in joint.constants_lifted:
+    for tensor in joint.added.constants:
         for node in gm.graph.nodes:
             if node.op == "get_attr" and attribute_of(gm, node.target) is tensor:
                 found.append(env[node])

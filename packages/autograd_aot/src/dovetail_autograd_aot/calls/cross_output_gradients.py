@@ -149,10 +149,10 @@ class ByWay:
         double = self.double
         double.check(replay, _WHAT, double.mutated_matters or double.values_matter)
         why = ""
-        if not self.double.joint.additive:
+        if not self.double.joint.backward.additive:
             user_code = "a hook, or a backward of a torch.autograd.Function,"
             why = f"with {user_code} that is not linear in the gradient"
-        elif self.double.joint.storages:
+        elif self.double.joint.added.storages:
             why = "whose inputs share memory"
         if why:
             raise RuntimeError(

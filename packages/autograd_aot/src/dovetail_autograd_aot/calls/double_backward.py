@@ -85,7 +85,7 @@ class DoubleBackward:
         self.refused: str | None = None  # why it cannot be compiled
         self.cut = cut
         self.signature = joint.signature
-        self.num_extra = len(joint.constants_lifted) + len(joint.storages)
+        self.num_extra = len(joint.added.constants) + len(joint.added.storages)
         random = [n for n in joint.gm.graph.nodes if draws_random_numbers(n)]
         devices = {d for n in random for d in _devices(n)}
         self.random = any(d.type == "cpu" for d in devices)
@@ -93,11 +93,11 @@ class DoubleBackward:
         self.captured = CapturedRun(gm, joint)
         values = [n.meta["val"] for n in joint.gm.graph.nodes if n.op == "placeholder"]
         self.all_tensors = all(isinstance(v, Tensor) for v in values[: joint.signature.num_primals])
-        self.mutated = {m.index for m in self.signature.mutated}
+        self.mutated = {m.index for m in self.signature.changes.mutated}
         # The history of these is about to go through this graph, which would hold itself.
-        self.overtaken = [m.index for m in self.signature.mutated if not m.data_only]
-        reshaped = self.signature.reshaped
-        self.reshaped = [*(r.index for r in reshaped), *self.signature.set_inputs]
+        self.overtaken = [m.index for m in self.signature.changes.mutated if not m.data_only]
+        reshaped = self.signature.changes.reshaped
+        self.reshaped = [*(r.index for r in reshaped), *self.signature.changes.set_inputs]
         # (A copy has other strides, and none of what lies beside it.)
         self.moved = any(step.op not in CHANGES_OF_SHAPE for r in reshaped for step in r.steps)
         count = self.signature.num_forward_outputs
@@ -105,9 +105,9 @@ class DoubleBackward:
         matter = _inputs_of(joint, everything[count:])
         self.mutated_matters = not self.mutated.isdisjoint(matter)
         # The inputs whose values the gradients depend on; not known where they read storages.
-        self.matter = None if joint.storages else matter
+        self.matter = None if joint.added.storages else matter
         # What an output from which no input gets a gradient gives others is told by no gradient.
-        known = functools.reduce(int.__or__, joint.reached, 0)
+        known = functools.reduce(int.__or__, joint.backward.reached, 0)
         differentiable = self.signature.differentiable
         outputs = [everything[i] for i in differentiable]
         all_known = known == (1 << len(differentiable)) - 1
@@ -120,7 +120,7 @@ class DoubleBackward:
         """Whether the backward does nothing but compute gradients of gradients, by operators that
         have derivatives: what reads no saved values may be run as it is."""
         drawn = any(map(draws_in_backward, self.joint.gm.graph.nodes))
-        return not (drawn or self.joint.user_code or self.joint.carriers)
+        return not (drawn or self.joint.backward.user_code or self.joint.added.carriers)
 
     @property
     def remembers_inputs_only(self) -> bool:
@@ -190,7 +190,7 @@ class DoubleBackward:
             else:
                 own = replay.inputs[: len(replay.inputs) - self.num_extra]
                 found = compiled(*own, *[t for t in tangents if t is not None])
-        if self.joint.additive:
+        if self.joint.backward.additive:
             return found
         return tuple(None if g is None else _Once.apply(g) for g in found)
 
@@ -215,7 +215,7 @@ class DoubleBackward:
             raise RuntimeError(
                 f"{what} through a compiled graph that draws random numbers in its backward"
             )
-        if self.joint.carriers:
+        if self.joint.added.carriers:
             raise RuntimeError(
                 f"{what} through a compiled graph whose inputs are tensor "
                 "subclasses that wrap tensors"

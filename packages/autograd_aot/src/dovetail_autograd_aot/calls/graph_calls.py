@@ -119,7 +119,7 @@ def _resolved(lazy: Tensor) -> Tensor:
 
 def extension(joint: JointGraph) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
     """Adds to the inputs what the functional graph takes besides: lifted attributes, storages."""
-    lifted, storages, carriers = joint.constants_lifted, joint.storages, joint.carriers
+    lifted, storages, carriers = joint.added.constants, joint.added.storages, joint.added.carriers
     if not lifted and not storages:
         return None
 

@@ -102,7 +102,7 @@ def _run_forward(
 
 def _epilogue(signature: Signature, points: Sequence[GradientPoint]) -> Epilogue | None:
     made = make_epilogue(signature, points)
-    if not signature.writes:
+    if not signature.changes.extra_writes:
         return made
 
     def counting(inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:

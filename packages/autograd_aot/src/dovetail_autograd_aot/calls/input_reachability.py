@@ -100,7 +100,7 @@ def _may_be_behind(
     mask = parts.gradient_tangents[index]
     if 0 < mask < everything:
         return bool(joint.points)
-    return not mask and not joint.paths[index] and index not in cut
+    return not mask and not joint.backward.paths[index] and index not in cut
 
 
 def maybe_gated(
@@ -123,7 +123,7 @@ def input_gates(
 ) -> InputGates | None:
     """The gates of a graph with these inputs, of which some are `cut` off, if it has any."""
     signature = parts.signature
-    overtaken = {m.index for m in signature.mutated if not m.data_only}
+    overtaken = {m.index for m in signature.changes.mutated if not m.data_only}
     first: dict[int, int] = {}
     same: dict[int, int] = {}
     by_outputs: dict[int, list[int]] = {}

@@ -59,7 +59,7 @@ class SeparateBackwards:
         assert parts.backward is not None
         self.parts = parts
         self.lazy = lazy
-        self.freed = joint.freed
+        self.freed = joint.backward.freed
         self.all = (1 << lazy.count) - 1
         masks = [(1 << i, mask) for i, mask in enumerate(parts.gradient_tangents)]
         self.ways: Ways = tuple(

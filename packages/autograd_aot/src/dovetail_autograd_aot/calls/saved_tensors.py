@@ -33,7 +33,7 @@ class SavedValues:
         self.masks = {i for i in own if i not in numbers and not _is_inexact(saved[i])}
         how = dict.fromkeys(numbers, _ON_CONTEXT)
         how.update(dict.fromkeys(self.masks, _ON_CONTEXT_IF_HOOKED))
-        reshaped = {r.index for r in parts.signature.reshaped}
+        reshaped = {r.index for r in parts.signature.changes.reshaped}
         for number, primal in enumerate(self.primals):
             if primal in counters.primals:
                 how[number] = _RECOUNTED

@@ -64,8 +64,9 @@ def _make_run(
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)
 
+    counted = joint.signature.changes.counted
     if extend is None and gates is None and epilogue is None:
-        if not late.outputs and not joint.counted:
+        if not late.outputs and not counted:
             return apply
 
     def run(*inputs: Any) -> tuple[Any, ...]:
@@ -73,7 +74,7 @@ def _make_run(
             inputs = extend(inputs)
         results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
         context = None
-        if late.outputs or joint.counted or gates is not None or watch is not None:
+        if late.outputs or counted or gates is not None or watch is not None:
             context = context_of(results)
         if gates is not None and context is not None:
             context.replay = gates.with_history(context.replay, double.in_shape(inputs))
@@ -85,7 +86,7 @@ def _make_run(
             late.remember_outputs(context, outputs)
             if watch is not None:
                 watch(context, outputs)
-            if joint.counted:
+            if counted:
                 context.replay = double.counted_again(context.replay)
         return outputs
 
@@ -100,7 +101,7 @@ def unreached_inputs(
     input, and so give it a gradient of second order. What comes a second time got its gradient the
     first time.)"""
     masks = parts.gradient_tangents
-    if joint.user_code or not any(masks):
+    if joint.backward.user_code or not any(masks):
         return []
     first: dict[int, int] = {}
     found: list[int] = []
@@ -118,7 +119,7 @@ def _ways(
     """For the inputs that autograd comes to from the compiled function, which tangents give one a
     gradient, as bit sets: the different ones."""
     masks = parts.gradient_tangents
-    known = (*examples, *joint.constants_lifted)
+    known = (*examples, *joint.added.constants)
     found = {
         masks[i]
         for i, value in enumerate(known)

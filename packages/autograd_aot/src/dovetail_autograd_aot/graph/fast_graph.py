@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
@@ -66,3 +67,11 @@ def copy_node(graph: Graph, node: Node, env: Mapping[Node, Node]) -> Node:
     copied = graph.create_node(node.op, node.target, args, kwargs, node.name)
     copied.meta.update(node.meta)
     return copied
+
+
+def hold(root: torch.nn.Module, name: str, value: Any) -> None:
+    """Let a graph's module hold what the graph reads: a tensor, or a graph."""
+    if isinstance(value, torch.nn.Module):
+        root.add_module(name, value)
+    else:
+        root.register_buffer(name, value)

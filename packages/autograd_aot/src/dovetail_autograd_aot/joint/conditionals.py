@@ -24,8 +24,8 @@ from dovetail_prims.node_facts import CHECKED
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.boundary import JointGraph, OutputKind, PartitionedGraph, hold
-from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node
+from dovetail_autograd_aot.boundary import AddedInputs, JointGraph, OutputKind, PartitionedGraph
+from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node, hold
 from dovetail_autograd_aot.partition.min_cut import min_cut_partition
 from dovetail_autograd_aot.trace.input_storages import snapshot
 from dovetail_autograd_aot.trace.node_values import attribute_of, same_metadata
@@ -98,9 +98,9 @@ def _cut(branch: GraphModule, operands: Sequence[Any], trace: TraceBranch) -> _B
     joint = trace(gm, examples)
     signature = joint.signature
     kinds = {info.kind for info in signature.outputs}
-    if signature.mutated or signature.reshaped or signature.bumped or signature.set_inputs:
+    if signature.changes.indices():
         raise TraceError("a graph of torch.cond or torch.while_loop that writes to its operands")
-    if kinds - {OutputKind.FRESH} or joint.constants_lifted or joint.storages or joint.carriers:
+    if kinds - {OutputKind.FRESH} or joint.added != AddedInputs():
         raise TraceError(
             "a graph of torch.cond or torch.while_loop whose results are not all tensors of its own"
         )

@@ -25,7 +25,11 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dovetail_autograd_aot.boundary import (
+    AddedInputs,
+    BackwardFacts,
     GradientPoint,
+    InputAssumptions,
+    InputChanges,
     JointGraph,
     LostGradients,
     MovedInput,
@@ -34,9 +38,8 @@ from dovetail_autograd_aot.boundary import (
     ReshapedInput,
     Signature,
     ViewStep,
-    hold,
 )
-from dovetail_autograd_aot.graph.fast_graph import FastGraph
+from dovetail_autograd_aot.graph.fast_graph import FastGraph, hold
 from dovetail_autograd_aot.graph.node_facts import UNUSED
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.joint import input_mutations, primals
@@ -348,19 +351,21 @@ class JointTrace:
         self.tracer.sizes.mark_checked(self.tracer.data_env)
         _eliminate_dead_code(self.graph)
         signature = Signature(
-            num_primals=len(self.primals),
-            outputs=tuple(result.infos),
-            mutated=tuple(mutated),
             primals_require_grad=tuple(g is not None for g in gradients),
+            outputs=tuple(result.infos),
+            changes=InputChanges(
+                mutated=tuple(mutated),
+                reshaped=reshaped,
+                set_inputs=were_set,
+                bumped=input_mutations.bumped_inputs(self, mutated),
+                extra_writes=input_mutations.counted_writes(self, mutated, reshaped),
+                counted=input_mutations.counted_inputs(self, mutated),
+            ),
             differentiable=tuple(result.differentiable),
             hidden=result.hidden,
             sizes=result.sizes,
-            reshaped=reshaped,
             backward_error=self.backward_error,
             lost=self.lost,
-            bumped=input_mutations.bumped_inputs(self, mutated),
-            writes=input_mutations.counted_writes(self, mutated, reshaped),
-            set_inputs=were_set,
         )
         root = torch.nn.Module()
         for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
@@ -368,18 +373,12 @@ class JointTrace:
         return JointGraph(
             _LazyGraphModule(root, self.graph, "Joint"),
             signature,
-            constants_lifted=tuple(self.lifted.values()),
-            storages=tuple(self.storages),
-            reached=self.reached,
-            freed=self.freed,
-            carriers=self.carriers,
-            apart=tuple(self.apart),
-            additive=self.additive,
-            user_code=self.user_gradients.seen,
-            counted=input_mutations.counted_inputs(self, mutated),
+            added=AddedInputs(tuple(self.lifted.values()), tuple(self.storages), self.carriers),
+            assumed=InputAssumptions(tuple(self.apart), self.moved),
+            backward=BackwardFacts(
+                self.reached, self.paths, self.freed, self.user_gradients.seen, self.additive
+            ),
             points=points,
-            paths=self.paths,
-            moved=self.moved,
             counters=counters,
         )
 

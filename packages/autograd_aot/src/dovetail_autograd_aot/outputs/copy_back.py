@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-from dovetail_autograd_aot.boundary import (
-    MutatedInput,
-    ReshapedInput,
-    Signature,
-)
+from dovetail_autograd_aot.boundary import MutatedInput, ReshapedInput, Signature
 
 aten = torch.ops.aten
 
@@ -23,13 +19,13 @@ def make_write_back(signature: Signature) -> Write | None:
     """New values into the mutated inputs, hidden from autograd; their version counters are bumped.
     (Those that autograd is to see are written by `make_seen_writes`.)"""
     start = signature.num_fresh
-    pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.mutated)]
+    pairs = [(m, (m.index, start + i)) for i, m in enumerate(signature.changes.mutated)]
     hidden = [pair for m, pair in pairs if m.data_only and m.silent]
     data = [pair for m, pair in pairs if m.data_only and not m.silent]
     graded = [pair for m, pair in pairs if not m.data_only]
     if not hidden and not data:
         return None
-    grows = any(m.grown is not None for m in signature.mutated)
+    grows = any(m.grown is not None for m in signature.changes.mutated)
     # Copies of one dtype and device go to the GPU in few launches. Both are as when first called.
     groups: dict[bool, list[list[tuple[int, int]]]] = {}
 
@@ -75,7 +71,7 @@ def make_write_back(signature: Signature) -> Write | None:
 
 def grow_storages(signature: Signature, inputs: Sequence[Any]) -> None:
     """Give storages that are inputs the memory that the graph gave them."""
-    for mutated in signature.mutated:
+    for mutated in signature.changes.mutated:
         if mutated.grown is not None:
             inputs[mutated.index].resize_((mutated.grown,))
 
@@ -84,11 +80,11 @@ def make_seen_writes(signature: Signature, stages: Mapping[int, int]) -> list[Wr
     """For each stage, the writes of new values into inputs that autograd is to see: differentiable
     copies. `stages` are those of inputs, 0 where nothing is said."""
     start = signature.num_fresh
-    changes = {r.index: r for r in signature.reshaped}
+    changes = {r.index: r for r in signature.changes.reshaped}
     found: list[list[tuple[int, int, MutatedInput]]] = [
         [] for _ in range(max(stages.values(), default=0) + 1)
     ]
-    for i, mutated in enumerate(signature.mutated):
+    for i, mutated in enumerate(signature.changes.mutated):
         if not mutated.data_only:
             found[stages.get(mutated.index, 0)].append((mutated.index, start + i, mutated))
 
@@ -133,7 +129,7 @@ def count_writes(signature: Signature, inputs: Sequence[Any]) -> None:
     and of changes of their shapes: before such an input is saved, so that what is written after
     that is noticed, and before outputs are made (a view that is older than a write is lost to
     autograd). Raises for an inference tensor outside of inference mode, as eager does."""
-    for index, times in signature.writes:
+    for index, times in signature.changes.extra_writes:
         if not inputs[index].is_inference():
             torch.autograd.graph.increment_version([inputs[index]] * times)
         else:
@@ -166,7 +162,7 @@ def write_ahead(
     """
     grow_storages(signature, inputs)
     taken = {t.untyped_storage().data_ptr() for t in saved if isinstance(t, torch.Tensor)}
-    for i, mutated in enumerate(signature.mutated):
+    for i, mutated in enumerate(signature.changes.mutated):
         target, value = inputs[mutated.index], results[signature.num_fresh + i]
         if not mutated.data_only or target is value or target.is_inference():
             continue

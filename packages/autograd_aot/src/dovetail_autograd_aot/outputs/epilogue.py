@@ -40,7 +40,9 @@ def make_epilogue(
     called before.)"""
     give = node_giver(points, gates)
     plain = all(_is_plain(o) for o in signature.outputs)
-    changed = signature.mutated or signature.reshaped or signature.set_inputs
+    changed = (
+        signature.changes.mutated or signature.changes.reshaped or signature.changes.set_inputs
+    )
     if plain and not changed and not signature.hidden and not signature.sizes:
         return None if give is None else _only_nodes(give)
     write_back = make_write_back(signature)
@@ -52,7 +54,7 @@ def make_epilogue(
     }
     order = _order(signature, points)
     own = len(signature.user_outputs)
-    sets = list(zip(signature.set_inputs, range(own, len(makers)), strict=True))
+    sets = list(zip(signature.changes.set_inputs, range(own, len(makers)), strict=True))
     fresh = signature.num_fresh
 
     def epilogue(
@@ -116,7 +118,7 @@ class _Order:
 
 
 def _order(signature: Signature, points: Sequence[GradientPoint]) -> _Order:
-    when_written = {m.index for m in signature.mutated if m.reshaped}
+    when_written = {m.index for m in signature.changes.mutated if m.reshaped}
     after_sets: list[int] = []
     before_writes: list[int] = []
     for i, info in enumerate(signature.outputs):
@@ -132,8 +134,8 @@ def _order(signature: Signature, points: Sequence[GradientPoint]) -> _Order:
     writes = make_seen_writes(signature, written)
     writes += [None] * (len(stages) - len(writes))
     last = len(stages) - 1
-    at_once = [r for r in signature.reshaped if r.index in when_written]
-    others = [r for r in signature.reshaped if r.index not in when_written]
+    at_once = [r for r in signature.changes.reshaped if r.index in when_written]
+    others = [r for r in signature.changes.reshaped if r.index not in when_written]
     return _Order(
         [number for numbers in stages for number in numbers if number in before_writes],
         [

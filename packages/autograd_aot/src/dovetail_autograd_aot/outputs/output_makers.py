@@ -84,8 +84,9 @@ def output_maker(info: OutputInfo, signature: Signature) -> Maker:
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
     if not info.lost:
-        writes = len(signature.mutated) + sum(count for _, count in signature.writes)
-        return _view_of_written(make, info, writes) if of_input and signature.mutated else make
+        changes = signature.changes
+        writes = len(changes.mutated) + sum(count for _, count in changes.extra_writes)
+        return _view_of_written(make, info, writes) if of_input and changes.mutated else make
 
     def lost(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
         tensor = make(inputs, results, outputs)

@@ -20,11 +20,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from dovetail_autograd_aot.boundary import (
-    JointGraph,
-    PartitionedGraph,
-    SavedAlias,
-)
+from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph, SavedAlias
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node, view_root
 from dovetail_autograd_aot.partition.max_flow import INFINITE, FlowNetwork
 from dovetail_autograd_aot.partition.node_roles import Roles, is_free
@@ -227,7 +223,7 @@ def _cut(
             (roles.tangent_bits[g] & ~(1 << len(roles.tangents)) | reached)
             if isinstance(g, Node)
             else reached & lost
-            for g, reached in zip_longest(roles.gradients, joint.reached, fillvalue=0)
+            for g, reached in zip_longest(roles.gradients, joint.backward.reached, fillvalue=0)
         ),
     )
 

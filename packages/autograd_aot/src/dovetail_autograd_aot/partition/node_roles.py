@@ -60,12 +60,13 @@ class Roles:
         self.gradients = outputs[signature.num_forward_outputs :]
         # (Of one with the same version counter autograd would say that it was written to, too; one
         # that was `set_` is another tensor.)
-        written = [*(m.index for m in signature.mutated), *joint.counted, *signature.set_inputs]
+        changes = signature.changes
+        written = [*(m.index for m in changes.mutated), *changes.counted, *changes.set_inputs]
         # Inputs of which a copy is saved, if any: they will have other contents.
         self.copied = {self.primals[i] for i in written}
         # A storage has no version counter that would tell of a later write by the caller.
-        end = len(self.primals) - joint.carriers
-        self.copied |= set(self.primals[end - len(joint.storages) : end])
+        end = len(self.primals) - joint.added.carriers
+        self.copied |= set(self.primals[end - len(joint.added.storages) : end])
         self.returned = {
             view_root(o) if is_view_node(o) else o
             for o in self.forward_outputs

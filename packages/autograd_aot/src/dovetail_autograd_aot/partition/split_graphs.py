@@ -10,8 +10,8 @@ from dovetail_prims.node_facts import CHECKED, OVERWRITTEN, OWNED
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from dovetail_autograd_aot.boundary import JointGraph, hold
-from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node
+from dovetail_autograd_aot.boundary import JointGraph
+from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node, hold
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
 from dovetail_autograd_aot.partition.node_roles import Roles
@@ -72,9 +72,10 @@ def tell_what_is_overwritten(joint: JointGraph, forward: GraphModule) -> None:
     apart are guarded to stay so.
     """
     signature = joint.signature
-    given = signature.num_primals - len(joint.constants_lifted) - len(joint.storages)
+    added = joint.added
+    given = signature.num_primals - len(added.constants) - len(added.storages)
     placeholders = [n for n in forward.graph.nodes if n.op == "placeholder"]
-    for i, mutated in enumerate(signature.mutated):
+    for i, mutated in enumerate(signature.changes.mutated):
         if mutated.data_only and not mutated.silent and mutated.index < given:
             OVERWRITTEN.tell(placeholders[mutated.index], signature.num_fresh + i)
 
