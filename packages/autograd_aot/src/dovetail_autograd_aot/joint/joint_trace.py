@@ -26,27 +26,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dovetail_autograd_aot.boundary import (
     AddedInputs,
-    BackwardFacts,
     GradientPoint,
     InputAssumptions,
     InputChanges,
     JointGraph,
-    LostGradients,
-    MovedInput,
-    MutatedInput,
     OtherCounters,
-    ReshapedInput,
     Signature,
-    ViewStep,
 )
 from dovetail_autograd_aot.graph.fast_graph import FastGraph, hold
 from dovetail_autograd_aot.graph.node_facts import UNUSED
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
-from dovetail_autograd_aot.joint import input_mutations, primals
+from dovetail_autograd_aot.joint import input_mutations
 from dovetail_autograd_aot.joint.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.joint.data_checks import keep_checks
-from dovetail_autograd_aot.joint.joint_backward import trace_backward
+from dovetail_autograd_aot.joint.joint_backward import JointBackward, TracedBackward
 from dovetail_autograd_aot.joint.mutated_view_inputs import moved_inputs
+from dovetail_autograd_aot.joint.primals import Examples, Primals
 from dovetail_autograd_aot.joint.saved_version_counters import other_counters
 from dovetail_autograd_aot.joint.user_backwards import UserGradients
 from dovetail_autograd_aot.outputs.classify import Inputs
@@ -59,8 +54,6 @@ from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
 from dovetail_autograd_aot.trace.engine import trace_settings
 from dovetail_autograd_aot.trace.input_storages import (
     NonLeaf,
-    base_of,
-    storage_key,
     symbols_of,
 )
 from dovetail_autograd_aot.trace.node_values import attribute_of
@@ -68,7 +61,6 @@ from dovetail_autograd_aot.trace.rewrites import DIRECT_CALLS
 from dovetail_autograd_aot.trace.storage import (
     ConstantWrittenError,
     StorageNeededError,
-    TracedStorage,
     TraceError,
     track_of,
 )
@@ -100,9 +92,8 @@ def trace_joint(
     while True:
         joint = None
         try:
-            joint = JointTrace(
-                gm, list(example_inputs), lifted, by_storage, decompositions or {}, locate, wrapping
-            )
+            examples = Examples(gm, example_inputs, lifted, by_storage)
+            joint = JointTrace(gm, examples, decompositions or {}, locate, wrapping)
             joint.tracer.running = asked_by  # until the first node runs
             return joint.trace(function_mode)
         except ConstantWrittenError as error:
@@ -139,118 +130,103 @@ def _attributes_to_lift(gm: GraphModule) -> list[str]:
 
 
 class JointTrace:
-    """One trace of a captured graph: what stands for its inputs, and what became of them."""
+    """One trace of a captured graph: it is run on what stands for its inputs, then autograd's
+    engine. With `locate`, the tracer's `running` tells whose backward runs, too."""
 
     def __init__(
         self,
         gm: GraphModule,
-        inputs: list[Any],
-        lifted: list[str],
-        by_storage: list[int],
+        examples: Examples,
         decompositions: Decompositions,
         locate: bool,
         wrapping: Wrapping | None,
     ) -> None:
         self.gm = gm
+        self.examples = examples
+        self.locate = locate
         self.wrapping = wrapping
-        self.carriers = 0
-        self.locate = locate  # let the tracer's `running` tell whose backward runs, too
-        self.lifted = {name: attribute_of(gm, name) for name in lifted}
-        self.examples = inputs + list(self.lifted.values())
-        self.num_examples = len(self.examples)
-        self.in_storage: dict[int, list[int]] = {}  # inputs by what they lie in
-        for position, example in enumerate(self.examples):
-            if isinstance(example, Tensor):
-                self.in_storage.setdefault(storage_key(example), []).append(position)
-        self.storages = input_mutations.shared_storages(self, by_storage)
-        self.apart: list[tuple[int, int]] = []
-        self.chains: dict[int, tuple[ViewStep, ...]] = {}  # of inputs that are views of storages
-        self.homes: dict[int, TracedStorage] = {}  # the storages that inputs came in
-        self.base_of = {  # the input that is its storage, by input
-            member: self.num_examples + i
-            for i, shared in enumerate(self.storages)
-            for member in shared.members
-        }
-        self.examples += [base_of(shared, self.examples) for shared in self.storages]
-        self.graph = FastGraph()
-        self.tracer = Tracer(self.graph, decompositions, symbols_of(gm))
+        self.tracer = Tracer(FastGraph(), decompositions, symbols_of(gm))
         self.user_gradients = UserGradients(self.tracer, (NonLeaf, *BOUNDARY_FUNCTIONS))
         self.derivatives = MendedDerivatives(self.user_gradients.watch)
-        self.primals: list[Any] = []  # what the captured graph is run on
-        self.leaves: list[FakeTensor | None] = []  # what gradients are asked for
-        self.placeholders: list[Node] = []
-        self.grad_fns: list[Any] = []  # of the primals, before the graph runs
-        self.backward_error: str | None = None
-        self.lost: tuple[LostGradients, ...] = ()
-        self.additive = True
-        self.reached: tuple[int, ...] = ()
-        self.freed: tuple[tuple[int, int], ...] = ()
-        self.paths: tuple[bool, ...] = ()
-        self.versions: dict[int, int] = {}  # of the primals, before the graph runs
-        self.counter_of: dict[int, int] = {}  # of the primals: the first that has the same counter
-        self.moved: tuple[MovedInput, ...] = ()
 
     def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
         """Run the forward and the engine, once; `function_mode` is as for `trace_joint`."""
-        grad_mode = torch.is_grad_enabled()
-        primals.make_primals(self)
-        with trace_settings(), data_symbols(self.tracer.data_env):
-            try:
-                with ExitStack() as stack:
-                    stack.enter_context(self.tracer)
-                    if function_mode is not None:
-                        stack.enter_context(function_mode())
-                    outputs = self._run()
-            except RuntimeError:
-                input_mutations.refuse_graded_writes(self)
-                raise
-            finally:
-                torch._C._set_grad_enabled(grad_mode)
-            self.tracer.stack_trace = None
-            self.tracer.checkpoint = self.tracer.policy = None
-            input_mutations.refuse_graded_writes(self)
-            primals.look_at_grown_storages(self)
-            were_set = input_mutations.set_inputs(self)
-            outputs += [self.primals[i] for i in were_set]
+        tracer = self.tracer
+        primals = Primals(self.examples, tracer)
+        with trace_settings(), data_symbols(tracer.data_env):
+            outputs = self._run_forward(primals, function_mode)
+            primals.follow_grown_storages()
+            were_set = input_mutations.inputs_set(
+                primals, beside_subclasses=self.wrapping is not None
+            )
+            outputs += [primals[i].value for i in were_set]
             with torch.no_grad():
-                mutated = input_mutations.mutated_inputs(self)
-                inputs = Inputs(
-                    self.primals,
-                    self.chains,
-                    {
-                        self.num_examples + i: shared.members
-                        for i, shared in enumerate(self.storages)
-                    },
-                    self.homes,
-                    were_set,
-                )
-                result = classify_outputs(self.tracer, outputs, inputs, mutated)
-                input_mutations.refuse_untracked_views(self, result)
-            self.tracer.seen_outside = {
+                mutated = input_mutations.mutated_inputs(primals)
+                inputs = _inputs_of(primals, were_set)
+                result = classify_outputs(tracer, outputs, inputs, mutated)
+                input_mutations.refuse_untracked_views(primals, result)
+            tracer.seen_outside = {
                 track_of(tensor).storage
-                for tensor in (*self.primals, *outputs)
+                for tensor in (*primals.values, *outputs)
                 if type(tensor) is FakeTensor
             }
-            gradients = trace_backward(self, result)
-            reshaped = input_mutations.reshaped_inputs(self)
-            self.moved = moved_inputs(self, mutated, reshaped, result.infos)
+            backward = JointBackward(
+                primals, self.user_gradients, self.derivatives, self.wrapping, result.roots
+            ).trace()
+            reshaped = input_mutations.reshaped_inputs(primals)
+            moved = moved_inputs(primals, backward.facts.paths, mutated, reshaped, result.infos)
             points: tuple[GradientPoint, ...] = ()
+            counters = OtherCounters()
             if self.wrapping is None:
-                input_mutations.take_views_of_reshaped(self, result, reshaped)
-                points = gradient_points(outputs, self.primals, result, mutated, reshaped)
+                input_mutations.take_views_of_reshaped(primals, result, reshaped)
+                points = gradient_points(outputs, primals.values, result, mutated, reshaped)
                 result.infos = through_others(result.infos, points)
-            counters = other_counters(self, outputs, result)
-        return self._finish(result, mutated, reshaped, gradients, points, were_set, counters)
+                counters = other_counters(primals, outputs, result)
+        finished = self._finished_graph(primals, result, backward)
+        changes = input_mutations.input_changes(primals, mutated, reshaped, were_set)
+        return JointGraph(
+            finished,
+            _signature(result, changes, backward),
+            added=AddedInputs(
+                tuple(self.examples.lifted.values()),
+                tuple(self.examples.storages),
+                primals.carriers,
+            ),
+            assumed=InputAssumptions(input_mutations.inputs_apart(primals, mutated), moved),
+            backward=backward.facts,
+            points=points,
+            counters=counters,
+        )
 
     # --- forward ----------------------------------------------------------------------------------
 
-    def _run(self) -> list[Any]:
+    def _run_forward(self, primals: Primals, function_mode: Callable[[], Any] | None) -> list[Any]:
+        """The captured graph's outputs; grad mode is as before in the end."""
+        grad_mode = torch.is_grad_enabled()
+        tracer = self.tracer
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(tracer)
+                if function_mode is not None:
+                    stack.enter_context(function_mode())
+                outputs = self._run(primals.values)
+        except RuntimeError:
+            input_mutations.refuse_graded_writes(tracer)
+            raise
+        finally:
+            torch._C._set_grad_enabled(grad_mode)
+        tracer.stack_trace = None
+        tracer.checkpoint = tracer.policy = None
+        input_mutations.refuse_graded_writes(tracer)
+        return outputs
+
+    def _run(self, primals: list[Any]) -> list[Any]:
         """The captured graph's nodes, one by one."""
         env: dict[Node, Any] = {}
-        inputs = iter(self.primals)
-        lifted = dict(
-            zip(self.lifted, self.primals[len(self.primals) - len(self.lifted) :], strict=True)
-        )
+        inputs = iter(primals)
+        names = self.examples.lifted
+        attributes = primals[self.examples.count - len(names) : self.examples.count]
+        lifted = dict(zip(names, attributes, strict=True))
         tracer = self.tracer
 
         def value(node: Node) -> Any:
@@ -332,66 +308,60 @@ class JointTrace:
 
     # --- the graph --------------------------------------------------------------------------------
 
-    def _finish(
-        self,
-        result: Classified,
-        mutated: list[MutatedInput],
-        reshaped: tuple[ReshapedInput, ...],
-        gradients: list[Node | None],
-        points: tuple[GradientPoint, ...],
-        were_set: tuple[int, ...],
-        counters: OtherCounters,
-    ) -> JointGraph:
-        has_backward = any(g is not None for g in gradients)
-        outputs = [*result.forward, *(gradients if has_backward else [])]
-        keep_checks(self.tracer, result.forward)
-        self._placeholders_first()
-        output = self.graph.output(tuple(outputs))
+    def _finished_graph(
+        self, primals: Primals, result: Classified, backward: TracedBackward
+    ) -> GraphModule:
+        """The graph with its outputs, and without what nothing uses."""
+        has_backward = any(g is not None for g in backward.gradients)
+        outputs = [*result.forward, *(backward.gradients if has_backward else [])]
+        tracer, graph = self.tracer, self.tracer.graph
+        keep_checks(tracer, result.forward)
+        _put_first(primals.placeholders, graph)
+        output = graph.output(tuple(outputs))
         output.meta["val"] = tuple(n.meta["val"] if isinstance(n, Node) else n for n in outputs)
-        self.tracer.sizes.mark_checked(self.tracer.data_env)
-        _eliminate_dead_code(self.graph)
-        signature = Signature(
-            primals_require_grad=tuple(g is not None for g in gradients),
-            outputs=tuple(result.infos),
-            changes=InputChanges(
-                mutated=tuple(mutated),
-                reshaped=reshaped,
-                set_inputs=were_set,
-                bumped=input_mutations.bumped_inputs(self, mutated),
-                extra_writes=input_mutations.counted_writes(self, mutated, reshaped),
-                counted=input_mutations.counted_inputs(self, mutated),
-            ),
-            differentiable=tuple(result.differentiable),
-            hidden=result.hidden,
-            sizes=result.sizes,
-            backward_error=self.backward_error,
-            lost=self.lost,
-        )
+        tracer.sizes.mark_checked(tracer.data_env)
+        _eliminate_dead_code(graph)
         root = torch.nn.Module()
-        for name, value in (*self.tracer.constants.items(), *self.tracer.subgraphs.items()):
+        for name, value in (*tracer.constants.items(), *tracer.subgraphs.items()):
             hold(root, name, value)
-        return JointGraph(
-            _LazyGraphModule(root, self.graph, "Joint"),
-            signature,
-            added=AddedInputs(tuple(self.lifted.values()), tuple(self.storages), self.carriers),
-            assumed=InputAssumptions(tuple(self.apart), self.moved),
-            backward=BackwardFacts(
-                self.reached, self.paths, self.freed, self.user_gradients.seen, self.additive
-            ),
-            points=points,
-            counters=counters,
-        )
+        return _LazyGraphModule(root, graph, "Joint")
 
-    def _placeholders_first(self) -> None:
-        """Tangents were made after the forward; the graph takes its inputs first."""
-        last: Node | None = None
-        others = [
-            n for n in self.graph.nodes if n.op == "placeholder" and n not in self.placeholders
-        ]
-        for node in (*self.placeholders, *others):
-            if last is not None and last.next is not node:
-                last.append(node)
-            last = node
+
+def _inputs_of(primals: Primals, were_set: tuple[int, ...]) -> Inputs:
+    """What is known of the inputs where outputs are classified."""
+    examples = primals.examples
+    return Inputs(
+        primals.values,
+        {i: primal.chain for i, primal in enumerate(primals) if primal.chain},
+        {examples.count + i: shared.members for i, shared in enumerate(examples.storages)},
+        {i: p.storage for i, p in enumerate(primals) if p.storage is not None},
+        were_set,
+    )
+
+
+def _signature(result: Classified, changes: InputChanges, backward: TracedBackward) -> Signature:
+    return Signature(
+        primals_require_grad=tuple(g is not None for g in backward.gradients),
+        outputs=tuple(result.infos),
+        changes=changes,
+        differentiable=tuple(result.differentiable),
+        hidden=result.hidden,
+        sizes=result.sizes,
+        backward_error=backward.error,
+        lost=backward.lost,
+    )
+
+
+def _put_first(placeholders: Sequence[Node], graph: Graph) -> None:
+    """Let a graph begin with these of its placeholders, then the others: tangents were made after
+    the forward."""
+    own = set(placeholders)
+    last: Node | None = None
+    others = [n for n in graph.nodes if n.op == "placeholder" and n not in own]
+    for node in (*placeholders, *others):
+        if last is not None and last.next is not node:
+            last.append(node)
+        last = node
 
 
 def _state(condition: Any, message: str = "") -> None:

@@ -10,7 +10,7 @@ graph is to end before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -21,12 +21,9 @@ from dovetail_autograd_aot.boundary import (
     OutputKind,
     ReshapedInput,
 )
+from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
 from dovetail_autograd_aot.trace.storage import refusal
-
-if TYPE_CHECKING:
-    from dovetail_autograd_aot.joint.joint_trace import JointTrace
-
 
 _TAKEN_ANEW = (
     "input {} is a view that autograd takes anew of its base after a write: gradients asked for at "
@@ -39,13 +36,14 @@ _RETAINED = (
 
 
 def moved_inputs(
-    trace: JointTrace,
+    primals: Primals,
+    paths: Sequence[bool],
     mutated: Sequence[MutatedInput],
     reshaped: Sequence[ReshapedInput],
     infos: Sequence[OutputInfo],
 ) -> tuple[MovedInput, ...]:
     """The inputs of a trace that would get other places if they were such views; TraceError if one
-    is."""
+    is. `paths` tell which autograd has a path to from an output."""
     graded = {m.index for m in mutated if not m.data_only}
     changed = {m.index for m in mutated if m.reshaped}
     viewed = {
@@ -55,31 +53,30 @@ def moved_inputs(
     }
     whatever_is_used = graded | {r.index for r in reshaped}
     found = []
-    for index, before in trace.versions.items():
-        primal = trace.primals[index]
-        used = index in viewed or bool(trace.paths and trace.paths[index])
-        example = trace.examples[index]
+    for index, primal in primals.counted():
+        used = index in viewed or bool(paths and paths[index])
+        example = primals.examples[index]
         if isinstance(example, torch.nn.Parameter):
             continue  # (of which types are guarded: never a view with a history)
-        if index in whatever_is_used or (used and primal._version != before):
+        if index in whatever_is_used or (used and primal.writes):
             moved = MovedInput(index, index in graded, index in viewed, index in changed)
             if gets_other_places(moved, example):
                 why = _TAKEN_ANEW if example._is_view() else _RETAINED
-                raise refusal(why.format(index), _writer(trace, index))
+                raise refusal(why.format(index), _writer(primals, index))
             found.append(moved)
     return tuple(found)
 
 
-def _writer(trace: JointTrace, index: int) -> str | None:
+def _writer(primals: Primals, index: int) -> str | None:
     """The captured graph's node that wrote first to what an input shares its counter with, or
     changed the input's shape."""
-    reshaper = trace.tracer.reshapers.get(id(trace.primals[index]))
+    tracer = primals.tracer
+    reshaper = tracer.reshapers.get(id(primals[index].value))
     if reshaper is not None:
         return reshaper
-    counter = trace.counter_of[index]
-    sharing = [i for i, other in trace.counter_of.items() if other == counter]
-    writers = [trace.homes[i].writer for i in (index, *sharing)]
-    writers += [trace.tracer.shape_changes.get(i) for i in (index, *sharing)]
+    sharing = (index, *primals.sharing_counter(index))
+    writers = [storage.writer for i in sharing if (storage := primals[i].storage) is not None]
+    writers += [tracer.shape_changes.get(i) for i in sharing]
     return next((writer for writer in writers if writer is not None), None)
 
 

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.autograd.function import BackwardCFunction
 
 from dovetail_autograd_aot.boundary import OtherCounters, OutputKind
+from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.outputs.output_aliasing import Classified
 from dovetail_autograd_aot.trace.engine import nodes_below
 from dovetail_autograd_aot.trace.storage import TracedStorage, track_of
+from dovetail_autograd_aot.trace.tracer import Tracer
 from dovetail_autograd_aot.trace.version_counters import share_counter
 
-if TYPE_CHECKING:
-    from dovetail_autograd_aot.joint.joint_trace import JointTrace
 
-
-def other_counters(trace: JointTrace, outputs: Sequence[Any], result: Classified) -> OtherCounters:
+def other_counters(primals: Primals, outputs: Sequence[Any], result: Classified) -> OtherCounters:
     """Where eager's backward looks at other counters than those of what a graph keeps."""
     storages = _with_several(outputs, result)
-    if not storages or trace.wrapping is not None:
+    if not storages:
         return OtherCounters()
-    kept = _kept_by_eager(trace, result)
+    kept = _kept_by_eager(primals.tracer, result)
     if kept is None:
         return OtherCounters()
     known = {s: kept[s] for s in storages if s in kept}
@@ -43,7 +42,7 @@ def other_counters(trace: JointTrace, outputs: Sequence[Any], result: Classified
         for i, tensor in enumerate(result.tensors)
         if tensor is not None and i not in written and track_of(tensor).storage in known
     ]
-    primals = [i for i, storage in trace.homes.items() if storage in known]
+    inputs = [i for i, primal in enumerate(primals) if primal.storage in known]
     watched = [
         i
         for i, info in enumerate(result.infos)
@@ -51,7 +50,7 @@ def other_counters(trace: JointTrace, outputs: Sequence[Any], result: Classified
     ]
     return OtherCounters(
         results=tuple(i for i in forward if not is_kept(result.tensors[i])),  # type: ignore[arg-type]
-        primals=tuple(i for i in primals if not is_kept(trace.primals[i])),
+        primals=tuple(i for i in inputs if not is_kept(primals[i].value)),
         watched=tuple(i for i in watched if is_kept(outputs[i])),
     )
 
@@ -77,11 +76,11 @@ def _with_several(outputs: Sequence[Any], result: Classified) -> set[TracedStora
 
 
 def _kept_by_eager(
-    trace: JointTrace, result: Classified
+    tracer: Tracer, result: Classified
 ) -> dict[TracedStorage, list[FakeTensor]] | None:
     """What autograd's nodes below the roots have saved, by storages; None if one does not tell."""
     found: dict[TracedStorage, list[FakeTensor]] = {}
-    with trace.tracer:
+    with tracer:
         for node in nodes_below(result.roots):
             if type(node).__name__ == "CopySlices":  # (what the operator that wrote saves)
                 return None

@@ -55,6 +55,10 @@ class UserGradients:
         self.marks = False  # is there more than one tangent?
         self._called: set[_Place] | None = None
 
+    def begin_backward(self, num_tangents: int) -> None:
+        """The engine is about to run. (What one tangent gives needs no marks.)"""
+        self.marks = num_tangents > 1
+
     def forget(self) -> None:
         """Forget what was noted: it is no longer in the graph."""
         self.nodes.clear()
@@ -167,6 +171,7 @@ class UserGradients:
                 GIVEN_WITH.tell(node, masks[place])
             if found:
                 bits[node] = found
+        self.marks = False
 
 
 # Pointwise operators that are additive in one operand, or in all of them together.
