@@ -5,7 +5,8 @@ a few accumulators. So: first each of `parts` pieces of the reduced range to a r
 then the pieces' results. What a variance sums, squares of distances from a mean, is cut so that the
 elements are read once: each piece sums squares of distances from its own mean, which is known when
 its elements have just been read (Chan, Golub and LeVeque, "Algorithms for Computing the Sample
-Variance", 1983).
+Variance", 1983). So is what a softmax sums: each piece sums powers of distances from its own
+largest element (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import prod
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, mask_loads
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, Load, mask_loads, walk
 from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.options import InductorOptions
@@ -37,6 +38,7 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
     sums: dict[Expr, _Cut] = {}  # sums that were cut, by what they add up in the first stage
+    maxima: dict[str, tuple[LoopNest, _Cut]] = {}  # reductions that were cut, by their buffers
     twice = _read_twice(graph)
     reduced: set[str] = set()  # one result a row, and what is computed of such alone
     for node in graph.nodes:
@@ -50,6 +52,8 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
             continue
         if node.reduction is not None or _of_rows(node, reduced, buffers):
             reduced.add(node.buffer)
+        if node.is_sum:
+            node = _as_its_maximum(graph.builder, node, maxima)
         pieces_to_keep = node.body in twice and _exceeds_cache(node, rule, buffers)
         short = _short_loop(node, rule, buffers)
         wants = pieces_to_keep or short is not None or _wants_split(node, rule)
@@ -58,7 +62,13 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
             nodes.append(node)
             continue
         pieces = _two_stages(graph.builder, node, cut, buffers)
-        nodes += _about_own_means(graph.builder, cut, sums, *pieces) or pieces
+        nodes += (
+            _about_own_means(graph.builder, cut, sums, *pieces)
+            or _about_own_maxima(graph.builder, cut, maxima, *pieces, node.body)
+            or pieces
+        )
+        if node.is_maximum:
+            maxima[node.buffer] = node, cut
         if node.is_sum:
             sums.setdefault(cut.whole.body, cut)
     return replace(graph, nodes=tuple(nodes), buffers=buffers)
@@ -292,6 +302,65 @@ def _about_own_means(
         replace(first, body=builder.apply("mul", [distance, distance])),
         replace(second, body=builder.apply("add", [second.body, square])),
     )
+
+
+def _as_its_maximum(
+    builder: Builder, nest: LoopNest, maxima: Mapping[str, tuple[LoopNest, _Cut]]
+) -> LoopNest:
+    """A sum in the variables of the maximum that it reads, if it goes through as many elements."""
+    for name in sorted(nest.reads() & maxima.keys()):
+        other, _ = maxima[name]
+        own, others = (*nest.vars, *nest.reduce_vars), (*other.vars, *other.reduce_vars)
+        if nest.points == other.points and [v.size for v in own] == [v.size for v in others]:
+            to = dict(zip(own, others, strict=True))
+            indices = {v: variable(w) for v, w in to.items()}
+            return replace_vars(builder, nest, {v: (w,) for v, w in to.items()}, indices)
+    return nest
+
+
+def _about_own_maxima(
+    builder: Builder,
+    cut: _Cut,
+    maxima: Mapping[str, tuple[LoopNest, _Cut]],
+    first: LoopNest,
+    second: LoopNest,
+    body: Expr,
+) -> tuple[LoopNest, LoopNest] | None:
+    """The stages of a sum of `exp(x - largest)` (`body`) whose pieces do not wait for the largest
+    of all, if the maxima of x are cut in the same way: of a piece whose largest element is c,
+    `sum(exp(x - largest)) == sum(exp(x - c)) * exp(c - largest)`. Where `largest` is 0 in place of
+    an infinity, as in a log-sum-exp, c is.
+
+    Of a piece of -inf alone both factors are 0, unless `largest` is -inf, too, which gives NaN.
+    """
+    shifted = body.args[0] if isinstance(body, Apply) and body.op == "exp" else None
+    if not (cut.whole.is_sum and isinstance(shifted, Apply) and shifted.op == "sub"):
+        return None
+    x, largest = shifted.args
+    loads = [node for node in walk([largest]) if isinstance(node, Load)]
+    if len(loads) != 1 or loads[0].buffer not in maxima:
+        return None
+    maximum, known = maxima[loads[0].buffer]
+    if x is not maximum.body or (known.outer, known.rest) != (cut.outer, cut.rest):
+        return None
+    own = builder.load(known.parts, first.index, x.dtype)
+    if largest is loads[0]:
+        shift = builder.apply("maximum", [own, builder.constant(torch.finfo(x.dtype).min, x.dtype)])
+    elif largest is _or_zero(builder, loads[0]):
+        shift = _or_zero(builder, own)
+    else:
+        return None
+    # (What lies beyond the end of an uneven last piece is -inf there.)
+    powers = builder.apply("exp", [builder.apply("sub", [known.whole.body, shift])])
+    factor = builder.apply("exp", [builder.apply("sub", [own, largest])])
+    rescaled = builder.apply("mul", [second.body, factor])
+    return replace(first, body=powers), replace(second, body=rescaled)
+
+
+def _or_zero(builder: Builder, value: Expr) -> Expr:
+    """A value, or 0 in place of an infinity."""
+    zero = builder.constant(0.0, value.dtype)
+    return builder.apply("where", [builder.apply("isinf", [value]), zero, value])
 
 
 def _distance(nest: LoopNest) -> tuple[Expr, Expr] | None:

@@ -30,7 +30,7 @@ from dovetail_inductor.targets.cuda.axes import define_axis, define_grid
 from dovetail_inductor.targets.cuda.block_accumulators import Accumulator, Accumulators
 from dovetail_inductor.targets.cuda.block_reductions import rounded_product
 from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines
-from dovetail_inductor.targets.cuda.online import online_softmax
+from dovetail_inductor.targets.cuda.online import online_softmax, subtracted_in
 from dovetail_inductor.targets.cuda.pairs import Pairs, pairs_of
 from dovetail_inductor.targets.cuda.passes import (
     by_pass,
@@ -290,7 +290,9 @@ class Emission:
         for buffer, maximum in self.online.items():
             if buffer in accumulators:
                 scaled, lanes = accumulators[buffer].value, accumulators[maximum].value
-                factor = f"tl.exp({lanes} - {self.rows[maximum]})"
+                shift = [subtracted_in(self.kernel, buffer)]
+                (subtracted,) = interpret(shift, self._emitter(), self.row_memo)
+                factor = f"tl.exp({lanes} - {subtracted})"
                 self.lines.add(f"{scaled} = {rounded_product(scaled, factor)}")
                 self._finish(accumulators[buffer])
 
