@@ -17,7 +17,8 @@ import torch
 from cpp_kernels import call, compiler, constant, knobs
 from dovetail_runtime import ArtifactCache, Plan
 from dovetail_runtime.cache_folders import UNFINISHED, cache_folders
-from dovetail_runtime.cpp_build import CppBuilder, CppCompileError
+from dovetail_runtime.cpp_build import CppBuilder
+from dovetail_runtime.cpp_compiler import CppCompileError
 from dovetail_runtime.disk_cache import DiskCache
 from dovetail_runtime.knobs import Knobs
 

@@ -13,14 +13,8 @@ import pytest
 import torch
 from cpp_kernels import HEAD, call, constant, knobs
 from dovetail_runtime import artifact, disk_cache, load
-from dovetail_runtime.cpp_build import (
-    Compiler,
-    CompilerNotFound,
-    CppBuilder,
-    CppCompileError,
-    group_kernels,
-    translation_unit,
-)
+from dovetail_runtime.cpp_build import CppBuilder, group_kernels, translation_unit
+from dovetail_runtime.cpp_compiler import Compiler, CompilerNotFound, CppCompileError
 from dovetail_runtime.disk_cache import DiskCache, key_digest
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.native import NativeMismatch, check_module, executor_module
