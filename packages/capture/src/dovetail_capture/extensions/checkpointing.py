@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -22,6 +22,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from dovetail_capture.interpreter.graph.recorder import Policy
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, inlining
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -31,9 +32,6 @@ from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _WAY = (
     "give functools.partial(create_selective_checkpoint_contexts, policy), or call the checkpoint "

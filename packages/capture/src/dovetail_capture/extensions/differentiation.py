@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from dovetail_guards import clauses as c
@@ -20,6 +20,7 @@ from dovetail_prims.node_facts import CHECKPOINT
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.library.torch_functions.tensor_hooks import is_used, too_late
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
@@ -27,10 +28,6 @@ from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import HandleValue
 from dovetail_capture.interpreter.values.hooks import Hooked
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
-
 
 # --- interpreted ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dovetail_capture.extensions.autograd_functions import autograd_functions
 from dovetail_capture.extensions.higher_order import higher_order
 from dovetail_capture.extensions.numpy import array_operators, numpy_functions
 from dovetail_capture.extensions.optimizers import driven_steps, optimizers
-from dovetail_capture.extensions.transforms import transforms
+from dovetail_capture.extensions.transforms import derivatives, transforms
 from dovetail_capture.extensions.triton import triton_launches
 from dovetail_capture.interpreter.machine.handler_types import Extension
 
@@ -26,7 +26,7 @@ EXTENSIONS = (
     ),
     Extension(
         "transforms",
-        transforms.HANDLERS,
+        {**transforms.HANDLERS, **derivatives.HANDLERS},
         transforms.CODE_HANDLERS,
         without_frame=transforms.CODE_HANDLERS,
     ),

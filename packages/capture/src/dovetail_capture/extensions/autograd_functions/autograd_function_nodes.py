@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 
 from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.tensors import TensorValue
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,24 @@ class Pieces:
 
     cls: Any
     forward: GraphModule
-    results: list[Value]
     backward: Backward | None
     captured: list[Value]
     original: Callable[[Any], Any]
     given: int
-    count: int
     many: bool
     dirty: tuple[int, ...]
     plain: tuple[int, ...]
     returned: list[Value]
+
+    @property
+    def results(self) -> list[TensorValue]:
+        """The tensors that forward gives."""
+        return [value for value in self.returned if isinstance(value, TensorValue)]
+
+    @property
+    def count(self) -> int:
+        """How many tensors forward gives."""
+        return len(self.results)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +86,30 @@ def is_once_differentiable(function: Any) -> bool:
             return True
         function = getattr(function, "__wrapped__", None)
     return False
+
+
+def has_one_backward(cls: Any) -> bool:
+    """Does a function of autograd define `backward` or `vjp`, which are two names of one thing, but
+    not both?"""
+    base = torch.autograd.Function
+    return cls.backward is base.backward or cls.vjp is base.vjp
+
+
+def places_of_saved(pieces: Pieces) -> list[tuple[str, int]] | None:
+    """Which inputs and results the parts are that are saved; None if one is neither."""
+    graph = pieces.forward.graph
+    nodes: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+    results = list(nodes[: pieces.count])
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    found = []
+    for node in nodes[pieces.count :]:
+        if node in inputs and isinstance(node.meta["val"], torch.Tensor):
+            found.append(("input", inputs.index(node)))
+        elif node in results:
+            found.append(("result", results.index(node)))
+        else:
+            return None
+    return found
 
 
 def target_in_transform(pieces: Pieces, places: list[tuple[str, int]]) -> Callable[..., Any]:

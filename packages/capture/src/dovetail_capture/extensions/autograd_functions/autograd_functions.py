@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_prims.graph_in_backward import GraphInBackward
@@ -20,7 +20,9 @@ from torch.fx import GraphModule
 from dovetail_capture.extensions.autograd_functions.autograd_function_nodes import (
     Backward,
     Pieces,
+    has_one_backward,
     is_once_differentiable,
+    places_of_saved,
     target_in_transform,
     target_of,
 )
@@ -32,6 +34,7 @@ from dovetail_capture.interpreter.library.torch_functions.inner_recorder import 
     transforms_around,
 )
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
@@ -39,10 +42,6 @@ from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
-
 
 _WAY = "keep it on the context in forward (ctx.name = ...)"
 
@@ -179,12 +178,10 @@ def _capture(
     return Pieces(
         cls,
         forward=inner.module(),
-        results=list(results),
         backward=backward,
         captured=list(inner.captured),
         original=_original(vm, cls, args),
         given=len(tensors),
-        count=len(results),
         many=many,
         dirty=dirty,
         plain=plain,
@@ -209,13 +206,6 @@ def _original(vm: Interpreter, cls: Any, args: Args) -> Callable[[Any], Any]:
         return apply(*(others[i] if i in others else next(rest) for i in range(len(args))))
 
     return original
-
-
-def _has_one_backward(cls: Any) -> bool:
-    """Does a function of autograd define `backward` or `vjp`, which are two names of one thing, but
-    not both?"""
-    base = torch.autograd.Function
-    return cls.backward is base.backward or cls.vjp is base.vjp
 
 
 def _needs_gradient(arg: Value) -> bool:
@@ -348,30 +338,13 @@ def _apply_in_transform(
     pieces = _capture(vm, fn, cls, given, True, everything=True)
     if pieces.dirty:
         raise GraphBreakSignal(f"{what}, which writes to what it is given")
-    places = _places_of_saved(pieces)
+    places = places_of_saved(pieces)
     if places is None:
         raise GraphBreakSignal(f"{what}, which saves other tensors than its inputs and results")
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
     target = target_in_transform(pieces, places)
     found = vm.record("call_function", target, [*tensors, *pieces.captured], {})
     return _with_constants(vm, pieces, found)
-
-
-def _places_of_saved(pieces: Pieces) -> list[tuple[str, int]] | None:
-    """Which inputs and results the parts are that are saved; None if one is neither."""
-    graph = pieces.forward.graph
-    nodes: Any = next(node for node in graph.nodes if node.op == "output").args[0]
-    results = list(nodes[: pieces.count])
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    found = []
-    for node in nodes[pieces.count :]:
-        if node in inputs and isinstance(node.meta["val"], torch.Tensor):
-            found.append(("input", inputs.index(node)))
-        elif node in results:
-            found.append(("result", results.index(node)))
-        else:
-            return None
-    return found
 
 
 def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -388,7 +361,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
-    if wanted and not _has_one_backward(cls):
+    if wanted and not has_one_backward(cls):
         raise GraphBreakSignal(
             f"{cls.__name__}.apply, which has both a backward and a vjp: autograd refuses its "
             "backward"

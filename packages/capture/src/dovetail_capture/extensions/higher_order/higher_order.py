@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._higher_order_ops.associative_scan import associative_scan as torch_associative_scan
@@ -23,14 +23,12 @@ from torch.utils import _pytree as pytree
 
 from dovetail_capture.extensions.higher_order import conditionals, loops
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 MOST_UNROLLED = 64  # slices; of more, a graph would be long
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -11,6 +11,7 @@ from torch.fx import Node
 from dovetail_capture.extensions.numpy.numpy_arrays import HINT, as_array, as_tensors, ask, sample
 from dovetail_capture.extensions.numpy.numpy_conversions import tensor_numpy
 from dovetail_capture.extensions.numpy.numpy_on_tensors import UFUNCS
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.operator_tables import BINARY, COMPARE
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue, CopiedView
@@ -23,9 +24,6 @@ try:
     import numpy as np
 except ImportError:  # torch works without it, and so do we
     np = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def array_attr(vm: Interpreter, obj: ArrayValue, name: str) -> Value | None:

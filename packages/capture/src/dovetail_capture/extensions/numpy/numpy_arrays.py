@@ -6,11 +6,12 @@ torch gives into the array, or the scalar, that NumPy says it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue, check_dtype
@@ -22,9 +23,6 @@ try:
     import numpy as np
 except ImportError:  # torch works without it, and so do we
     np = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 HINT = "write it with torch functions, or do it outside of the compiled function"
 _MOST_ELEMENTS = 1 << 24  # arrays of ones are made to ask NumPy: not of giants

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +23,7 @@ from dovetail_capture.interpreter.library.torch_functions.tensor_creation import
     with_dtype_of_scalars,
 )
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -33,9 +34,6 @@ try:
     import numpy as np
 except ImportError:  # torch works without it, and so do we
     np = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 F = TypeVar("F", bound=Callable[..., Any])
 

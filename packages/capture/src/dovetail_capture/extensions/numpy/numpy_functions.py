@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_prims.ops.catalog import POINTWISE
@@ -48,6 +48,7 @@ from dovetail_capture.extensions.numpy.numpy_on_tensors import (
 )
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import numpy_errors
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
@@ -59,9 +60,6 @@ try:
     import numpy as np
 except ImportError:  # torch works without it, and so do we
     np = None  # type: ignore[assignment]
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _number_as_tensor(vm: Interpreter, value: Value, dtype: torch.dtype) -> Value:

@@ -1,16 +1,22 @@
-"""Which functions of `torch.optim` run as they are written in this package."""
+"""Which functions of `torch.optim` run as they are written in this package: LBFGS's step
+(`lbfgs.py`), and that of SparseAdam, where one graph a parameter updates the rows that a sparse
+gradient tells of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from inspect import unwrap
 from types import CodeType, FunctionType
 from typing import Any, cast
 
+import torch
+from torch import Tensor
 from torch.optim import LBFGS, _functional
 
+from dovetail_capture.extensions.optimizers import step_parts as parts
 from dovetail_capture.extensions.optimizers.lbfgs import can_drive, lbfgs_step
-from dovetail_capture.extensions.optimizers.sparse_adam import sparse_adam
 from dovetail_capture.interpreter.machine.handler_types import Substitute
 
 
@@ -44,6 +50,41 @@ def _calling(function: FunctionType, stands_in: Callable[..., Any]) -> CodeType:
         co_qualname=code.co_qualname,
         co_firstlineno=code.co_firstlineno,
     )
+
+
+def sparse_adam(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    state_steps: Sequence[int],
+    **rule: Any,
+) -> None:
+    """`torch.optim._functional.sparse_adam`: sparse gradients (COO), dense parameters and means.
+    `rule` has its keywords."""
+    beta1, beta2 = rule["beta1"], rule["beta2"]
+    for param, grad, mean, square, count in zip(
+        params, grads, exp_avgs, exp_avg_sqs, state_steps, strict=True
+    ):
+        if torch.are_deterministic_algorithms_enabled():
+            grad = grad.coalesce()  # (which adds up in a fixed order)
+        values = grad._values()
+        if values.numel() == 0:
+            continue
+        if not grad.is_coalesced():
+            sizes = tuple(grad.shape[: grad.sparse_dim()])
+            values = parts.summed_in_place(grad._indices(), values, sizes)
+        unbias = math.sqrt(1 - beta2**count) / (1 - beta1**count)
+        parts.adam_of_rows(
+            param,
+            mean,
+            square,
+            grad._indices().unbind(),
+            -values if rule["maximize"] else values,
+            (beta1, beta2),
+            rule["lr"] * unbias,
+            rule["eps"],
+        )
 
 
 _LBFGS = cast(FunctionType, unwrap(LBFGS.step))

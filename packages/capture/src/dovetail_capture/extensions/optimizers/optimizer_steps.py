@@ -2,7 +2,8 @@
 
 RAdam, ASGD and Adafactor choose by how many steps there were, or by a norm. Here the choice is an
 operation of the graph, and numbers that eager has as Python floats are tensors of one double. The
-interpreter runs these bodies where `torch.optim` calls its functions of the same names.
+interpreter runs these bodies where `torch.optim` calls its functions of the same names; `rule` has
+the further arguments of these.
 """
 
 from __future__ import annotations
@@ -18,35 +19,25 @@ def _as_real(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def radam(
-    params: Any,
-    grads: Any,
-    exp_avgs: Any,
-    exp_avg_sqs: Any,
-    state_steps: Any,
-    decoupled_weight_decay: Any = False,
-    foreach: Any = None,
-    differentiable: Any = False,
-    capturable: Any = False,
-    has_complex: Any = False,
-    maximize: Any = False,
-    *,
-    beta1: Any,
-    beta2: Any,
-    lr: Any,
-    weight_decay: Any,
-    eps: Any,
+    params: Any, grads: Any, exp_avgs: Any, exp_avg_sqs: Any, state_steps: Any, **rule: Any
 ) -> None:
     """Adam, rectified by the variance of its rate once the average is long enough to have one."""
+    beta1, beta2, lr, weight_decay = (
+        rule["beta1"],
+        rule["beta2"],
+        rule["lr"],
+        rule["weight_decay"],
+    )
     for param, grad, mean, square, count in zip(
         params, grads, exp_avgs, exp_avg_sqs, state_steps, strict=True
     ):
         param, grad, mean, square = _as_real((param, grad, mean, square))
-        if maximize:
+        if rule["maximize"]:
             grad = -grad
         count.add_(1)
         step = count.double()
         if weight_decay != 0:
-            if decoupled_weight_decay:
+            if rule["decoupled_weight_decay"]:
                 param.mul_(1 - lr * weight_decay)
             else:
                 grad = grad + weight_decay * param
@@ -60,36 +51,21 @@ def radam(
         rectified = (
             (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
         ).sqrt()
-        adapted = rectified * unbias.sqrt() / (square.sqrt() + eps)
+        adapted = rectified * unbias.sqrt() / (square.sqrt() + rule["eps"])
         update = mean / (1 - beta1**step) * lr
         param.sub_(update * torch.where(long_enough, adapted, 1.0))
 
 
 def asgd(
-    params: Any,
-    grads: Any,
-    axs: Any,
-    mus: Any,
-    etas: Any,
-    state_steps: Any,
-    foreach: Any = None,
-    maximize: Any = False,
-    differentiable: Any = False,
-    capturable: Any = False,
-    has_complex: Any = False,
-    *,
-    lambd: Any,
-    lr: Any,
-    t0: Any,
-    alpha: Any,
-    weight_decay: Any,
+    params: Any, grads: Any, axs: Any, mus: Any, etas: Any, state_steps: Any, **rule: Any
 ) -> None:
     """Gradient descent whose parameters are averaged from step `t0` on."""
+    lambd, lr, weight_decay = (rule["lambd"], rule["lr"], rule["weight_decay"])
     for param, grad, average, mu, eta, count in zip(
         params, grads, axs, mus, etas, state_steps, strict=True
     ):
         param, grad, average = _as_real((param, grad, average))
-        if maximize:
+        if rule["maximize"]:
             grad = -grad
         count.add_(1)
         step = count.double()
@@ -100,8 +76,8 @@ def asgd(
         param.mul_(1 - lambd * rate)
         param.sub_(rate * grad)
         average.copy_(torch.where(weight == 1, param, average + (param - average) * weight))
-        eta.copy_(lr / (1 + lambd * lr * step) ** alpha)
-        mu.copy_(1 / (step - t0).clamp(min=1))
+        eta.copy_(lr / (1 + lambd * lr * step) ** rule["alpha"])
+        mu.copy_(1 / (step - rule["t0"]).clamp(min=1))
 
 
 def adafactor(
@@ -111,34 +87,24 @@ def adafactor(
     col_vars: Any,
     variances: Any,
     state_steps: Any,
-    foreach: Any = None,
-    grad_scale: Any = None,
-    found_inf: Any = None,
-    has_complex: Any = False,
-    *,
-    d: Any,
-    lr: Any,
-    beta2_decay: Any,
-    weight_decay: Any,
-    eps1: Any,
-    eps2: Any,
-    maximize: Any,
+    **rule: Any,
 ) -> None:
     """Second moments of matrices by row and by column; the rate follows the parameter's size."""
-    if grad_scale is not None or found_inf is not None:
+    lr, eps1, eps2, weight_decay = (rule["lr"], rule["eps1"], rule["eps2"], rule["weight_decay"])
+    if rule["grad_scale"] is not None or rule["found_inf"] is not None:
         raise AssertionError("Grad scaling should occur outside of optimizer.step()")
     if isinstance(lr, torch.Tensor):
         lr = lr.reshape(())
     for param, grad, rows, columns, variance, count in zip(
         params, grads, row_vars, col_vars, variances, state_steps, strict=True
     ):
-        if maximize:
+        if rule["maximize"]:
             grad = -grad
         if eps1 is None:
             eps1 = torch.finfo(param.dtype).eps
         count.add_(1)
         step = count.double()
-        fresh = step**beta2_decay
+        fresh = step ** rule["beta2_decay"]
         root = param.numel() ** 0.5
         rate = torch.minimum(torch.zeros_like(step) + lr, step.rsqrt())
         rate = rate * (param.norm(2).double() / root).clamp(min=eps2)
@@ -153,5 +119,5 @@ def adafactor(
             variance.add_((squared - variance) * fresh)
             estimate = variance
         update = grad * estimate.clamp(min=eps1 * eps1).rsqrt()
-        length = (update.norm(2).double() / (root * d)).clamp(min=1.0)
+        length = (update.norm(2).double() / (root * rule["d"])).clamp(min=1.0)
         param.sub_(update * (rate / length))

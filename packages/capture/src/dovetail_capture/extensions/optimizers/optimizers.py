@@ -7,6 +7,7 @@ a plain number as a factor get such a tensor there: they are spelled out.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from dovetail_capture.extensions.optimizers.driven_steps import DRIVEN
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant
+from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.skip import module_of
@@ -127,6 +128,25 @@ def _said(function: Any) -> Handler:
     return handler
 
 
+def _by_name(original: Any, function: Any) -> Handler:
+    """`function`, interpreted, which is given all arguments of the original by their names."""
+    takes = inspect.signature(original)
+
+    def handler(vm: Any, args: Args, kwargs: Kwargs) -> Any:
+        try:
+            bound = takes.bind(*args, **kwargs)
+        except TypeError:
+            return PASS  # torch's own raises
+        bound.apply_defaults()
+        named = {
+            name: value if isinstance(value, Value) else Constant(value)
+            for name, value in bound.arguments.items()
+        }
+        return inlining.inline(vm, function, [], named)
+
+    return handler
+
+
 def _unprofiled(vm: Any, args: Args, kwargs: Kwargs) -> Any:
     """`record_function(name)`: names a stretch of time to a profiler, and does nothing else."""
     return vm.call(Constant(contextlib.nullcontext), [], {})
@@ -150,9 +170,9 @@ _NEVER = 1 << 10  # keyword only
 HANDLERS: dict[Any, Handler] = {
     _get_value: _said(get_value),
     _group_tensors_by_device_and_dtype: _said(group_tensors),
-    radam: _said(optimizer_steps.radam),
-    asgd: _said(optimizer_steps.asgd),
-    adafactor: _said(optimizer_steps.adafactor),
+    radam: _by_name(radam, optimizer_steps.radam),
+    asgd: _by_name(asgd, optimizer_steps.asgd),
+    adafactor: _by_name(adafactor, optimizer_steps.adafactor),
     torch.autograd.profiler.record_function: _unprofiled,
     torch.full_like: _spelled_out(full_like, 1, "fill_value"),
     torch.Tensor.add_: _spelled_out(add_, _NEVER, "alpha"),

@@ -10,15 +10,18 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from dovetail_guards.torch_state import READERS
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.symbolic_forms import symbolic_form
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.extensions.transforms.transformed_fakes import on_fakes
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
     InnerRecorder,
@@ -36,15 +39,12 @@ from dovetail_capture.interpreter.library.torch_functions.structures import (
 )
 from dovetail_capture.interpreter.library.torch_functions.whole_calls import put_together
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TransformValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _TRANSFORMS: tuple[Any, ...] = (
     torch.vmap, torch.func.vmap, torch.func.grad, torch.func.grad_and_value, torch.func.jacrev,
@@ -119,7 +119,7 @@ def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
 
 
 @dataclass(frozen=True)
-class _Inner:
+class CapturedFunction:
     """A function captured on its arguments: `template` has their structure, `tensors` their
     tensors, `captured` what the function takes from around it. `result` is the structure of what
     it gives, of which the graph gives the parts."""
@@ -131,8 +131,27 @@ class _Inner:
     captured: list[Value]
 
 
+def on_fakes(tensors: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    """Where a transform of a captured graph runs on these: on fakes the calls in the graph have the
+    forms that the recorder gave them when it ran them untransformed."""
+    if any(type(tensor) is FakeTensor for tensor in tensors):
+        return _SymbolicForms()
+    return nullcontext()
+
+
+class _SymbolicForms(TorchFunctionMode):
+    """Runs other forms of calls that ask for data or for numbers of sizes."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        result = symbolic_form(func, args, named)
+        return func(*args, **named) if result is NotImplemented else result
+
+
 def _node_function(
-    transform: Any, options: dict[str, Any], inner: _Inner, template: Any, count: int
+    transform: Any, options: dict[str, Any], inner: CapturedFunction, template: Any, count: int
 ) -> Callable[..., Any]:
     """What the node calls: the real transform of the captured graph."""
     graph, result = inner.graph, inner.result
@@ -164,12 +183,16 @@ def _one_of(fake: torch.Tensor, dim: int) -> torch.Tensor:
     return fake.new_empty(shape)
 
 
+def value_of(function: Any, count: int) -> Callable[..., Any]:
+    return lambda *args: function(*args[:count])
+
+
 def _differentiated(
     transform: Any, options: dict[str, Any], how: str, template: Any, count: int
 ) -> set[int]:
     """The tensors of the arguments that the function is differentiated by, backwards: inside they
     require a gradient."""
-    if how == "reverse" and transform is _value:
+    if how == "reverse" and transform is value_of:
         return set(range(count))  # of `vjp`: all
     if transform not in _BACKWARDS:
         return set()
@@ -183,7 +206,7 @@ def _differentiated(
 _BACKWARDS = (torch.func.grad, torch.func.grad_and_value, torch.func.jacrev, torch.func.hessian)
 
 
-def _capture(
+def capture_function(
     vm: Interpreter,
     transform: Any,
     function: Value,
@@ -191,7 +214,7 @@ def _capture(
     args: Args,
     kwargs: Kwargs,
     how: str = "",
-) -> _Inner:
+) -> CapturedFunction:
     session = vm.session
     outer = session.recorder
     tensors: list[TensorValue] = []
@@ -236,11 +259,11 @@ def _capture(
         session.recorder = outer
         torch._C._set_grad_enabled(grad_mode)
     graph = inner.module()
-    return _Inner(graph, template, given_back, tensors, inner.captured)
+    return CapturedFunction(graph, template, given_back, tensors, inner.captured)
 
 
-def _apply(
-    vm: Interpreter, transform: Any, options: dict[str, Any], inner: _Inner, more: Args
+def record_transform(
+    vm: Interpreter, transform: Any, options: dict[str, Any], inner: CapturedFunction, more: Args
 ) -> Value:
     """Record a node: `transform` of a captured function, on its arguments and `more`."""
     tensors = list(inner.tensors)
@@ -267,9 +290,9 @@ def call_transformed(vm: Interpreter, fn: TransformValue, args: Args, kwargs: Kw
     if fn.inner is not None:
         if kwargs:
             raise GraphBreakSignal("a pulled or pushed function called with keyword arguments")
-        return _apply(vm, fn.transform, fn.options, fn.inner, args)
-    inner = _capture(vm, fn.transform, fn.function, fn.options, args, kwargs)
-    return _apply(vm, fn.transform, fn.options, inner, [])
+        return record_transform(vm, fn.transform, fn.options, fn.inner, args)
+    inner = capture_function(vm, fn.transform, fn.function, fn.options, args, kwargs)
+    return record_transform(vm, fn.transform, fn.options, inner, [])
 
 
 def _made_before(transform: Any) -> Callable[..., Value]:
@@ -301,108 +324,6 @@ def _codes() -> dict[types.CodeType, Callable[..., Value]]:
 CODE_HANDLERS = _codes()
 
 
-# --- vjp, jvp, linearize: the function is captured once, on the primals ---------------------------
-
-
-def _value(function: Any, count: int) -> Callable[..., Any]:
-    return lambda *args: function(*args[:count])
-
-
-def _value_below(function: Any, count: int, has_aux: bool) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        value, _, *beside = torch.func.vjp(function, *args[:count], has_aux=has_aux)
-        return (value, *beside) if has_aux else value
-
-    return call
-
-
-def _vjp(function: Any, count: int, has_aux: bool = False) -> Callable[..., Any]:
-    return lambda *args: torch.func.vjp(function, *args[:count], has_aux=has_aux)[1](*args[count:])
-
-
-def _jvp(function: Any, count: int, has_aux: bool) -> Callable[..., Any]:
-    return lambda *args: torch.func.jvp(function, args[:count], args[count:], has_aux=has_aux)
-
-
-def _push(function: Any, count: int) -> Callable[..., Any]:
-    return lambda *args: torch.func.jvp(function, args[:count], args[count:])[1]
-
-
-_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_")
-
-
-def _on_primals(vm: Interpreter, function: Value, primals: Args, how: str) -> _Inner:
-    inner = _capture(vm, _value, function, {}, primals, {}, how)
-    names = [str(getattr(n.target, "__name__", n.target)) for n in inner.graph.graph.nodes]
-    if any(word in name for name in names for word in _RANDOM):
-        raise GraphBreakSignal("a derivative of a function that draws random numbers")
-    return inner
-
-
-def vjp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.func.vjp`: the value, a function of what is to be pulled back, and what comes beside
-    the value."""
-    has_aux = _has_aux(vm, kwargs)
-    if has_aux is None or not args:
-        return PASS
-    inner = _on_primals(vm, args[0], args[1:], "reverse")
-    count = len(args) - 1
-    mapped = TransformValue(
-        call_transformed, _vjp, args[0], {"count": count, "has_aux": has_aux}, inner
-    )
-    mapped.born = vm.frames[0].steps
-    if torch.is_grad_enabled():
-        value = _apply(vm, _value, {"count": count}, inner, [])
-    else:  # the function ran with gradients on, which the value does not have
-        value = _apply(vm, _value_below, {"count": count, "has_aux": has_aux}, inner, [])
-    if not has_aux:
-        return TupleValue([value, mapped])
-    found, beside = vm.iterate(value)
-    return TupleValue([found, mapped, beside])
-
-
-def linearize_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.func.linearize`: the value, and a function of what is to be pushed forward. To the
-    latter all that is known beforehand is a constant: nothing but the tangents has a gradient."""
-    if kwargs or not args:
-        return PASS
-    inner = _on_primals(vm, args[0], args[1:], "forward")
-    options = {"count": len(args) - 1}
-    value = _apply(vm, _value, options, inner, [])
-
-    def constant(value: Any) -> Any:
-        if not isinstance(value, TensorValue):
-            return value
-        return vm.record("call_method", "detach", [value], {})
-
-    known = replace(
-        inner,
-        tensors=list(map(constant, inner.tensors)),
-        captured=list(map(constant, inner.captured)),
-    )
-    mapped = TransformValue(call_transformed, _push, args[0], options, known)
-    mapped.born = vm.frames[0].steps
-    return TupleValue([value, mapped])
-
-
-def jvp_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    """`torch.func.jvp(function, primals, tangents, has_aux=False)`."""
-    has_aux = _has_aux(vm, kwargs)
-    if has_aux is None or len(args) != 3:
-        return PASS
-    primals, tangents = list(vm.iterate(args[1])), list(vm.iterate(args[2]))
-    inner = _capture(vm, _value, args[0], {}, primals, {}, "forward")
-    return _apply(vm, _jvp, {"count": len(primals), "has_aux": has_aux}, inner, tangents)
-
-
-def _has_aux(vm: Interpreter, kwargs: Kwargs) -> bool | None:
-    """Whether the function gives something beside what is differentiated; None if that cannot be
-    told, or something else is asked for."""
-    known = {name: vm.as_python(value) for name, value in kwargs.items()}
-    has_aux = known.pop("has_aux", False)
-    return has_aux if isinstance(has_aux, bool) and not known else None
-
-
 def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """Whether a transform is active: one that is captured, or one around the whole call."""
     if transforms_around(vm.session.recorder):
@@ -415,7 +336,4 @@ def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 HANDLERS: dict[Any, Handler] = {
     torch._C._are_functorch_transforms_active: _are_active,
     **{transform: transform_of(transform) for transform in _TRANSFORMS},
-    torch.func.vjp: vjp_,
-    torch.func.linearize: linearize_,
-    torch.func.jvp: jvp_,
 }

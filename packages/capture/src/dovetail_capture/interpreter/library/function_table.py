@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+import torch
+
 from dovetail_capture.interpreter.library.builtins import (
     builtin_functions,
     iteration_functions,
@@ -15,25 +17,21 @@ from dovetail_capture.interpreter.library.builtins import (
 )
 from dovetail_capture.interpreter.library.builtins.conversions import to_text
 from dovetail_capture.interpreter.library.builtins.type_functions import is_instance
-from dovetail_capture.interpreter.library.containers import (
-    container_methods,
-    mapping_proxies,
-)
+from dovetail_capture.interpreter.library.containers import dict_methods, list_methods, set_methods
 from dovetail_capture.interpreter.library.standard_library import (
+    callable_objects,
     context_variables,
     copying,
-    getters,
     itertools_functions,
-    partials,
     polyfills,
     stdlib,
     weak_references,
 )
 from dovetail_capture.interpreter.library.torch_functions import (
-    data_parts,
+    data_dependence,
     function_modes,
-    lazy_modules,
-    normalisation,
+    made_tensors,
+    module_forwards,
     own_functions,
     random_draws,
     settings,
@@ -42,11 +40,9 @@ from dovetail_capture.interpreter.library.torch_functions import (
     tensor_creation,
     tensor_hooks,
     torch_functions,
+    torch_modes,
     torch_polyfills,
-    truth_checks,
-    wrapping_tensors,
 )
-from dovetail_capture.interpreter.library.torch_functions.operations import is_operation
 from dovetail_capture.interpreter.library.torch_functions.tensor_attributes import tensor_property
 from dovetail_capture.interpreter.machine.handler_types import Extension, Handler, Substitute
 from dovetail_capture.interpreter.protocols import class_attributes
@@ -69,44 +65,43 @@ __all__ = [
 ]  # fmt: skip
 
 HANDLERS: dict[Any, Handler] = {
-    **container_methods.HANDLERS,
+    **list_methods.HANDLERS,
+    **dict_methods.HANDLERS,
+    **set_methods.HANDLERS,
     **builtin_functions.HANDLERS,
     **iteration_functions.HANDLERS,
     **stdlib.HANDLERS,
     **context_variables.HANDLERS,
     **weak_references.HANDLERS,
-    **partials.HANDLERS,
-    **getters.HANDLERS,
+    **callable_objects.HANDLERS,
     **itertools_functions.HANDLERS,
     **torch_functions.HANDLERS,
+    **torch_modes.HANDLERS,
     **tensor_attributes.HANDLERS,
     **storages.HANDLERS,
     **settings.HANDLERS,
     **own_functions.HANDLERS,
-    **wrapping_tensors.HANDLERS,
+    **made_tensors.HANDLERS,
     **tensor_creation.HANDLERS,
     **polyfills.HANDLERS,
     **torch_polyfills.HANDLERS,
     **tensor_hooks.HANDLERS,
     **random_draws.HANDLERS,
     **copying.HANDLERS,
-    **truth_checks.HANDLERS,
-    **data_parts.HANDLERS,
+    **data_dependence.HANDLERS,
     **local_classes.HANDLERS,
-    **mapping_proxies.HANDLERS,
     **function_modes.HANDLERS,
 }
 as_subclass = own_functions.as_subclass
 check_input_stays = own_functions.check_input_stays
 through_modes = function_modes.through_modes
 ask_objects = own_functions.ask_objects
-require_truth = truth_checks.require_truth
-mapping_of = mapping_proxies.mapping_of
+require_truth = data_dependence.require_truth
+mapping_of = dict_methods.mapping_of
 set_class_attr = local_classes.set_class_attr
 CODE_HANDLERS: dict[CodeType, Callable[..., Value | None]] = {
     **polyfills.CODE_HANDLERS,
-    **normalisation.CODE_HANDLERS,
-    **lazy_modules.CODE_HANDLERS,
+    **module_forwards.CODE_HANDLERS,
 }
 # By module and qualified name: of what is never imported or named here.
 NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
@@ -116,11 +111,70 @@ NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,
     **own_functions.NEW_HANDLERS,
-    functools.partial: partials.partial_of_class,
+    functools.partial: callable_objects.partial_of_class,
 }
 # Code of functions whose frames are not worth capturing: what calls them is.
 WITHOUT_FRAME: set[CodeType] = set()
 PURE_CLASSES: frozenset[type] = stdlib.PURE_CLASSES | torch_functions.PURE_CLASSES
+
+# --- operations: functions of torch over tensors, which become nodes of the graph -----------------
+
+_C: Any = torch._C
+
+# Python functions of these modules are recorded whole when all their arguments can be.
+_PYTHON_OPERATION_MODULES = frozenset(
+    {
+        "torch.nn.functional",
+        "torch.functional",
+        "torch._tensor",
+        "torch.nn.init",
+        "torch.masked._ops",
+    }
+)
+_NOT_OPERATIONS: set[Any] = {
+    torch.Tensor.__iter__, torch.Tensor.__len__, torch.Tensor.__contains__,
+    torch.Tensor.__format__, torch.Tensor.__repr__, torch.Tensor.__reduce_ex__,
+    torch.Tensor.__deepcopy__, torch.Tensor.__hash__, torch.Tensor.backward,
+    torch.Tensor.register_hook, torch.Tensor.share_memory_, torch.Tensor.__setstate__,
+    torch.Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
+}  # fmt: skip
+_C_OWNERS = (
+    _C._VariableFunctions, _C._nn, _C._special, _C._linalg, _C._fft, _C._sparse, _C._nested,
+)  # fmt: skip
+_OPERATIONS: dict[int, Any] = {}  # those met so far; what is none of torch's is not held
+
+
+def is_operation(fn: Any) -> bool:
+    """Is `fn` a torch function over tensors, to be recorded as a node?"""
+    if _OPERATIONS.get(id(fn)) is fn:
+        return True
+    found = _decide(fn)
+    if found and type(fn) is not types.MethodType:
+        _OPERATIONS[id(fn)] = fn
+    return found
+
+
+def _decide(fn: Any) -> bool:
+    if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    if isinstance(fn, types.FunctionType):
+        if fn.__module__ not in _PYTHON_OPERATION_MODULES or fn in _NOT_OPERATIONS:
+            return False
+        return not fn.__name__.startswith("_") or fn.__module__ == "torch._tensor"
+    if isinstance(fn, types.BuiltinFunctionType):
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, type):
+            return owner.__name__ == "_VariableFunctionsClass"
+        if any(owner is module for module in _C_OWNERS):
+            return True
+        # What stands beside the operations in `torch` reads or sets what torch is set to.
+        return any(getattr(owner, fn.__name__, None) is fn for owner in _C_OWNERS)
+    if isinstance(fn, class_attributes.C_METHODS):
+        return issubclass(fn.__objclass__, _C.TensorBase) and fn not in _NOT_OPERATIONS
+    return False
+
+
+# --- pure functions -------------------------------------------------------------------------------
 
 _NUMPY_EFFECTS = frozenset({"copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal",
                             "save", "savetxt", "savez", "savez_compressed"})  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
@@ -15,9 +14,6 @@ from dovetail_capture.interpreter.protocols import (
 )
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import DictValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _name(vm: Interpreter, value: Value) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import collections
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail_capture.interpreter.library.builtins.attribute_functions import (
     delattr_,
@@ -48,6 +48,7 @@ from dovetail_capture.interpreter.library.builtins.type_functions import (
     type_,
 )
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, instantiation
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -59,9 +60,6 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import BoundMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

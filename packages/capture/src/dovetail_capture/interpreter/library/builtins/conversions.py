@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dovetail_capture.interpreter.library.builtins.type_functions import callable_
-from dovetail_capture.interpreter.library.torch_functions import truth_checks as checks
+from dovetail_capture.interpreter.library.torch_functions import data_dependence as checks
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, inlining, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
@@ -27,9 +28,6 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def bool_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

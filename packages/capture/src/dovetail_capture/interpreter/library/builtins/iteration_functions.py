@@ -9,15 +9,17 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from dovetail_capture.interpreter.library.containers.list_methods import error_of, sorted_items
+from dovetail_capture.interpreter.library.containers.sized_methods import method_table
 from dovetail_capture.interpreter.library.standard_library import polyfills
 from dovetail_capture.interpreter.library.torch_functions import own_functions
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     choices,
     comparison,
@@ -38,17 +40,10 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    HeldIterator,
-    IteratorValue,
-)
+from dovetail_capture.interpreter.values.functions import BoundMethod, HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 class Steps(Iterator[Value]):
@@ -331,7 +326,12 @@ def generator_close(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
+_ITERATORS: tuple[Any, ...] = (
+    iter([]), iter(()), iter({}), iter(set()), iter({}.items()), iter(range(0)), zip(),
+    enumerate([]), map(int, []), filter(None, []), reversed([]),
+)  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
+    **method_table(tuple(map(type, _ITERATORS)), {"__next__": next_, "__iter__": iter_}),
     len: len_, iter: iter_, next: next_, zip: zip_, enumerate: enumerate_, map: map_,
     filter: filter_, reversed: reversed_, sorted: sorted_, sum: sum_, any: any_, all: all_,
     min: extremum("<"), max: extremum(">"), abs: abs_, pow: pow_, divmod: divmod_, print: print_,

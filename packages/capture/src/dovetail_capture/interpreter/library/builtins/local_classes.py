@@ -17,13 +17,14 @@ import enum
 import functools
 import types
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.machine.frame import Frame
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -32,9 +33,6 @@ from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.skip import module_of
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 # Metaclasses that do nothing but make the class.
 _METACLASSES = frozenset(

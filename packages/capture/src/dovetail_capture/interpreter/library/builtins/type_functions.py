@@ -7,7 +7,7 @@ import inspect
 import sys
 import types
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
@@ -18,6 +18,7 @@ from dovetail_prims.node_facts import STATIC
 
 from dovetail_capture.interpreter.library.builtins import local_classes
 from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.returned import returned
@@ -41,9 +42,6 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def is_instance(vm: Interpreter, value: Value, classinfo: Value) -> bool:

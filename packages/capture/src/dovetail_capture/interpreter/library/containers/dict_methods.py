@@ -1,11 +1,20 @@
-"""Methods of dict, OrderedDict and their views."""
+"""Methods of dict, OrderedDict and their views, and `types.MappingProxyType`.
+
+The parameters of a signature, the `__dict__` of a class and the `__members__` of an enumeration
+are proxies: what one answers is what the mapping behind it has at the time. A proxy never gets
+another mapping, so that its identity, guarded, is that of the mapping; what is read of the mapping
+is guarded as of any dictionary.
+"""
 
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
+import gc
+import types
+from typing import Any
 
 from dovetail_capture.interpreter.library.containers.sized_methods import (
+    method_table,
     native_contains,
     native_eq,
     native_iter,
@@ -14,7 +23,9 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     sequence_delitem,
 )
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
+    comparison,
     dicts,
     iteration,
     operands,
@@ -29,9 +40,7 @@ from dovetail_capture.interpreter.values.containers import (
     DictView,
     TupleValue,
 )
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
+from dovetail_capture.interpreter.values.objects import ObjectValue
 
 
 def _dict(vm: Interpreter, value: Value) -> DictValue:
@@ -179,7 +188,7 @@ def dict_or(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return operators.binary(vm, "|", vm.native(args[0]), vm.native(args[1]), False)
 
 
-DICT_METHODS: dict[str, Handler] = {
+_DICT_METHODS: dict[str, Handler] = {
     "get": dict_get, "__getitem__": dict_getitem, "__setitem__": dict_setitem,
     "__delitem__": sequence_delitem, "__len__": native_len, "__iter__": native_iter,
     "__contains__": native_contains, "__eq__": native_eq, "__ne__": native_ne,
@@ -189,5 +198,70 @@ DICT_METHODS: dict[str, Handler] = {
     "move_to_end": dict_move_to_end, "fromkeys": dict_fromkeys, "__reversed__": dict_reversed,
     "__or__": dict_or,
 }  # fmt: skip
-VIEW_METHODS: dict[str, Handler] = {"__len__": native_len, "__iter__": native_iter,
+_VIEW_METHODS: dict[str, Handler] = {"__len__": native_len, "__iter__": native_iter,
                              "__contains__": native_contains}  # fmt: skip
+
+
+_PROXY: Any = types.MappingProxyType
+
+
+def proxy_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`MappingProxyType(mapping)`. One that Python would refuse is left to it."""
+    mapping = args[0] if len(args) == 1 and not kwargs else kwargs.get("mapping")
+    if mapping is None or isinstance(mapping, Constant) or len(args) + len(kwargs) != 1:
+        raise GraphBreakSignal("a mappingproxy made of what is no mapping")
+    value = ObjectValue(_PROXY)
+    value.base_new = _PROXY
+    value.slots["mapping"] = mapping
+    return value
+
+
+def mapping_of(vm: Interpreter, proxy: Value) -> Value:
+    """The mapping behind a proxy; other values as they are."""
+    if not isinstance(proxy, ObjectValue) or proxy.cls is not _PROXY:
+        return proxy
+    made = proxy.slots.get("mapping")
+    if made is not None:
+        return made
+    (mapping,) = gc.get_referents(proxy.real)  # the only object that a proxy holds
+    for owner, _ in vm.session.effects.attribute_writes.values():
+        cls = getattr(owner, "value", None)
+        if isinstance(cls, type) and mapping is gc.get_referents(vars(cls))[0]:
+            raise GraphBreakSignal(f"`{cls.__name__}.__dict__` after an assignment to the class")
+    return vm.held(mapping)
+
+
+def _as_the_mapping(name: str) -> Handler:
+    """The method of this name, of the mapping."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        return vm.call(vm.get_attr(mapping_of(vm, args[0]), name), list(args[1:]), kwargs)
+
+    return handler
+
+
+def _compare(symbol: str) -> Handler:
+    return lambda vm, args, kwargs: comparison.compare(vm, symbol, mapping_of(vm, args[0]), args[1])
+
+
+def proxy_or(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`proxy | other`: a new dictionary of what both have."""
+    return operators.binary(vm, "|", mapping_of(vm, args[0]), mapping_of(vm, args[1]), False)
+
+
+def proxy_ror(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """`other | proxy`."""
+    return operators.binary(vm, "|", mapping_of(vm, args[1]), mapping_of(vm, args[0]), False)
+
+
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+HANDLERS: dict[Any, Handler] = {
+    **method_table(DICT_TYPES, _DICT_METHODS), **method_table(_VIEWS, _VIEW_METHODS),
+    _PROXY: proxy_new, _PROXY.__or__: proxy_or, _PROXY.__ror__: proxy_ror,
+    _PROXY.__eq__: _compare("=="), _PROXY.__ne__: _compare("!="),
+    **{
+        getattr(_PROXY, name): _as_the_mapping(name)
+        for name in ("__len__", "__getitem__", "__contains__", "__iter__", "__reversed__", "keys",
+                     "values", "items", "get", "copy")
+    },
+}  # fmt: skip

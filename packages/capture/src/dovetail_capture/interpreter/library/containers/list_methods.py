@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail_capture.interpreter.library.containers.sized_methods import (
+    method_table,
     native_contains,
     native_eq,
     native_iter,
@@ -18,15 +19,13 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     sequence_setitem,
 )
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import comparison, operators, sequences, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _list(vm: Interpreter, value: Value) -> ListValue:
@@ -234,16 +233,20 @@ def list_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-SEQUENCE_METHODS: dict[str, Handler] = {
+_SEQUENCE_METHODS: dict[str, Handler] = {
     "__getitem__": sequence_getitem, "__setitem__": sequence_setitem,
     "__delitem__": sequence_delitem, "__len__": native_len, "__iter__": native_iter,
     "__contains__": native_contains, "__eq__": native_eq, "__ne__": native_ne,
     "__add__": native_add, "index": sequence_index, "count": sequence_count,
 }  # fmt: skip
-LIST_METHODS: dict[str, Handler] = {
-    **SEQUENCE_METHODS,
+_LIST_METHODS: dict[str, Handler] = {
+    **_SEQUENCE_METHODS,
     "append": list_append, "appendleft": list_appendleft, "popleft": list_popleft,
     "extend": list_extend, "insert": list_insert, "pop": list_pop, "remove": list_remove,
     "clear": list_clear, "copy": list_copy, "reverse": list_reverse, "sort": list_sort,
     "__init__": list_init,
 }  # fmt: skip
+HANDLERS = {
+    **method_table((list, collections.deque), _LIST_METHODS),
+    **method_table((tuple,), _SEQUENCE_METHODS),
+}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dovetail_capture.interpreter.library.containers.sized_methods import (
+    method_table,
     native_contains,
     native_eq,
     native_iter,
@@ -13,14 +12,12 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
 )
 from dovetail_capture.interpreter.machine.decoding import VERSION
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import operators
 from dovetail_capture.interpreter.protocols.symbolic_keys import add_member, member_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value, boolean
 from dovetail_capture.interpreter.values.containers import SetValue, hash_key
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _set(vm: Interpreter, value: Value) -> SetValue:
@@ -147,7 +144,7 @@ def set_isdisjoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(not any(hash_key(item) in items for item in vm.iterate(args[1])))
 
 
-SET_METHODS: dict[str, Handler] = {
+_SET_METHODS: dict[str, Handler] = {
     "__init__": set_init, "pop": set_pop,
     "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
     "copy": set_copy, "clear": set_clear, "union": set_operation("|"),
@@ -159,3 +156,4 @@ SET_METHODS: dict[str, Handler] = {
     "__len__": native_len, "__iter__": native_iter, "__contains__": native_contains,
     "__eq__": native_eq, "__ne__": native_ne,
 }  # fmt: skip
+HANDLERS = method_table((set, frozenset), _SET_METHODS)

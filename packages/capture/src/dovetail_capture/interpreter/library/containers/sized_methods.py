@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import Any
 
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     comparison,
     containment,
@@ -16,9 +18,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def sequence_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -77,3 +76,13 @@ _COMPARED: tuple[tuple[type, ...], ...] = (
     (list,), (tuple,), (collections.deque,), (dict,), (set, frozenset),
 )  # fmt: skip
 native_eq, native_ne = _compared("=="), _compared("!=")
+
+
+def method_table(classes: tuple[type, ...], handlers: dict[str, Handler]) -> dict[Any, Handler]:
+    """The handlers of methods by the descriptors that these classes have of their own."""
+    return {
+        attr: handler
+        for cls in classes
+        for name, handler in handlers.items()
+        if (attr := cls.__dict__.get(name)) is not None and isinstance(attr, Hashable)
+    }

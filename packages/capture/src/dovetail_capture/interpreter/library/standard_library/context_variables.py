@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextvars
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value
 from dovetail_capture.interpreter.values.contexts import ContextWrite, TokenValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _real(value: Value) -> Any:

@@ -10,14 +10,15 @@ import re
 import struct
 import types
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
 from torch.nn import Module, Parameter
 
-from dovetail_capture.interpreter.library.torch_functions.parameters import parameter
+from dovetail_capture.interpreter.library.torch_functions.made_tensors import parameter
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, operands, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
@@ -32,10 +33,6 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
-
 
 # A copy of one of these is it itself.
 _SHARED = (

@@ -4,26 +4,26 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dovetail_guards import iterators
 
 from dovetail_capture import rebuild_iterators
 from dovetail_capture.interpreter.library.builtins.iteration_functions import Steps
-from dovetail_capture.interpreter.library.standard_library import polyfills
+from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import IteratorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _number(vm: Interpreter, value: Value, what: str) -> Any:
@@ -219,6 +219,100 @@ def count_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 # --- said in Python ------------------------------------------------------------------------------
 
+_MISSING: Any = type("_Missing", (), {})
+
+
+def takewhile(predicate: Any, iterable: Any) -> Iterator[Any]:
+    for item in iterable:
+        if not predicate(item):
+            return
+        yield item
+
+
+def dropwhile(predicate: Any, iterable: Any) -> Iterator[Any]:
+    dropping = True
+    for item in iterable:
+        dropping = dropping and predicate(item)
+        if not dropping:
+            yield item
+
+
+def filterfalse(predicate: Any, iterable: Any) -> Iterator[Any]:
+    for item in iterable:
+        if not (item if predicate is None else predicate(item)):
+            yield item
+
+
+def compress(data: Any, selectors: Any) -> Iterator[Any]:
+    for item, selected in zip(data, selectors):  # noqa: B905 - the shorter one ends it
+        if selected:
+            yield item
+
+
+def accumulate(iterable: Any, func: Any = None, *, initial: Any = None) -> Iterator[Any]:
+    iterator = iter(iterable)
+    total = initial
+    if initial is None:
+        for first in iterator:
+            total = first
+            break
+        else:
+            return
+    yield total
+    for item in iterator:
+        total = total + item if func is None else func(total, item)
+        yield total
+
+
+def groupby(iterable: Any, key: Any = None) -> Iterator[Any]:
+    """Each group is complete when it is handed out, which only a key function with side effects
+    could tell from the original's."""
+    group: list[Any] = []
+    last: Any = _MISSING
+    for item in iterable:
+        this = item if key is None else key(item)
+        if last is not _MISSING and not this == last:
+            yield last, iter(group)
+            group = []
+        last = this
+        group.append(item)
+    if last is not _MISSING:
+        yield last, iter(group)
+
+
+def batched(iterable: Any, n: int) -> Iterator[Any]:
+    if n < 1:
+        raise ValueError("n must be at least one")
+    batch: list[Any] = []
+    for item in iterable:
+        batch.append(item)
+        if len(batch) == n:
+            yield tuple(batch)
+            batch = []
+    if batch:
+        yield tuple(batch)
+
+
+def tee(iterable: Any, n: int = 2) -> Any:
+    """Generators that share one iterator, each with the items that it has not given yet."""
+    if n < 0:
+        raise ValueError("n must be >= 0")
+    iterator = iter(iterable)
+    waiting: list[Any] = [collections.deque() for _ in range(n)]
+
+    def items(own: Any) -> Iterator[Any]:
+        while True:
+            if not own:
+                for item in iterator:
+                    for queue in waiting:
+                        queue.append(item)
+                    break
+                else:
+                    return
+            yield own.popleft()
+
+    return tuple(items(queue) for queue in waiting)
+
 
 def _in_python(
     cls: Any, said: Any, *iterables: str, begun: Callable[[IteratorValue, Value], None] | None
@@ -281,22 +375,25 @@ HANDLERS: dict[Any, Handler] = {
     ),
     itertools.product: product_, itertools.pairwise: pairwise_,
     itertools.zip_longest: zip_longest_, itertools.starmap: starmap_,
+    itertools.tee: interpreted(tee),
     itertools.takewhile: _in_python(
-        itertools.takewhile, polyfills.takewhile, "iterable", begun=None
+        itertools.takewhile, takewhile, "iterable", begun=None
     ),
     itertools.dropwhile: _in_python(
-        itertools.dropwhile, polyfills.dropwhile, "iterable", begun=_dropwhile_begun
+        itertools.dropwhile, dropwhile, "iterable", begun=_dropwhile_begun
     ),
     itertools.filterfalse: _in_python(
-        itertools.filterfalse, polyfills.filterfalse, "iterable", begun=None
+        itertools.filterfalse, filterfalse, "iterable", begun=None
     ),
     itertools.compress: _in_python(
-        itertools.compress, polyfills.compress, "data", "selectors", begun=None
+        itertools.compress, compress, "data", "selectors", begun=None
     ),
     itertools.accumulate: _in_python(
-        itertools.accumulate, polyfills.accumulate, "iterable", begun=_accumulate_begun
+        itertools.accumulate, accumulate, "iterable", begun=_accumulate_begun
     ),
     itertools.groupby: _in_python(
-        itertools.groupby, polyfills.groupby, "iterable", begun=_groupby_begun
+        itertools.groupby, groupby, "iterable", begun=_groupby_begun
     ),
 }  # fmt: skip
+if sys.version_info >= (3, 12):
+    HANDLERS[itertools.batched] = interpreted(batched)

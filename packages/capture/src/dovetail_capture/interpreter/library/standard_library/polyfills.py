@@ -14,7 +14,6 @@ import enum
 import functools
 import heapq
 import inspect
-import itertools
 import operator
 import re
 import reprlib
@@ -30,100 +29,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import TracebackValue
-
-_MISSING: Any = type("_Missing", (), {})
-
-
-def takewhile(predicate: Any, iterable: Any) -> Iterator[Any]:
-    for item in iterable:
-        if not predicate(item):
-            return
-        yield item
-
-
-def dropwhile(predicate: Any, iterable: Any) -> Iterator[Any]:
-    dropping = True
-    for item in iterable:
-        dropping = dropping and predicate(item)
-        if not dropping:
-            yield item
-
-
-def filterfalse(predicate: Any, iterable: Any) -> Iterator[Any]:
-    for item in iterable:
-        if not (item if predicate is None else predicate(item)):
-            yield item
-
-
-def compress(data: Any, selectors: Any) -> Iterator[Any]:
-    for item, selected in zip(data, selectors):  # noqa: B905 - the shorter one ends it
-        if selected:
-            yield item
-
-
-def accumulate(iterable: Any, func: Any = None, *, initial: Any = None) -> Iterator[Any]:
-    iterator = iter(iterable)
-    total = initial
-    if initial is None:
-        for first in iterator:
-            total = first
-            break
-        else:
-            return
-    yield total
-    for item in iterator:
-        total = total + item if func is None else func(total, item)
-        yield total
-
-
-def groupby(iterable: Any, key: Any = None) -> Iterator[Any]:
-    """Each group is complete when it is handed out, which only a key function with side effects
-    could tell from the original's."""
-    group: list[Any] = []
-    last: Any = _MISSING
-    for item in iterable:
-        this = item if key is None else key(item)
-        if last is not _MISSING and not this == last:
-            yield last, iter(group)
-            group = []
-        last = this
-        group.append(item)
-    if last is not _MISSING:
-        yield last, iter(group)
-
-
-def batched(iterable: Any, n: int) -> Iterator[Any]:
-    if n < 1:
-        raise ValueError("n must be at least one")
-    batch: list[Any] = []
-    for item in iterable:
-        batch.append(item)
-        if len(batch) == n:
-            yield tuple(batch)
-            batch = []
-    if batch:
-        yield tuple(batch)
-
-
-def tee(iterable: Any, n: int = 2) -> Any:
-    """Generators that share one iterator, each with the items that it has not given yet."""
-    if n < 0:
-        raise ValueError("n must be >= 0")
-    iterator = iter(iterable)
-    waiting: list[Any] = [collections.deque() for _ in range(n)]
-
-    def items(own: Any) -> Iterator[Any]:
-        while True:
-            if not own:
-                for item in iterator:
-                    for queue in waiting:
-                        queue.append(item)
-                    break
-                else:
-                    return
-            yield own.popleft()
-
-    return tuple(items(queue) for queue in waiting)
 
 
 class _Key:
@@ -358,7 +263,6 @@ _C_FUNCTIONS: dict[Any, Any] = {
     bisect.insort_right: insort_right,
     bisect.insort_left: insort_left,
     BaseException.add_note: add_note,
-    itertools.tee: tee,
     functools.cmp_to_key: cmp_to_key,
     operator.itemgetter: itemgetter,
     operator.attrgetter: attrgetter,
@@ -367,8 +271,6 @@ _C_FUNCTIONS: dict[Any, Any] = {
     collections.deque.extendleft: extendleft,
     collections._count_elements: count_elements,  # type: ignore[attr-defined]
 }
-if sys.version_info >= (3, 12):
-    _C_FUNCTIONS[itertools.batched] = batched
 
 
 def _exc_info(vm: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -17,12 +17,13 @@ import threading
 import types
 import typing
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.changes import messages
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,
@@ -38,10 +39,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
-
 
 # --- operator ------------------------------------------------------------------------------------
 

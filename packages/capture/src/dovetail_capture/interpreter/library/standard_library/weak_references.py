@@ -5,9 +5,10 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, class_lookup
 from dovetail_capture.interpreter.protocols.weak_targets import (
     PROXIES,
@@ -19,9 +20,6 @@ from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 def _new(vm: Interpreter, cls: type, what: str, args: Args, kwargs: Kwargs) -> Value:

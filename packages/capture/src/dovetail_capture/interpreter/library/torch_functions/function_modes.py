@@ -11,7 +11,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -21,6 +21,7 @@ from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.library.torch_functions.own_functions import ask, asked_classes
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import (
     NONE,
@@ -37,9 +38,6 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _C: Any = torch._C
 

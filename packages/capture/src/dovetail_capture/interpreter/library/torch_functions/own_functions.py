@@ -12,14 +12,15 @@ import operator
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_prims.wrappers import is_wrapper_type
 from torch.overrides import get_default_nowrap_functions
 
-from dovetail_capture.interpreter.library.torch_functions.parameters import parameter
+from dovetail_capture.interpreter.library.torch_functions.made_tensors import parameter
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import (
     NONE,
@@ -32,9 +33,6 @@ from dovetail_capture.interpreter.values.containers import DictValue, ListValue,
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _C: Any = torch._C
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
@@ -21,12 +21,10 @@ from dovetail_capture.environment.torch_settings import Setting
 from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value, is_none
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _C: Any = torch._C
 _ATTENTION: Any = torch.nn.attention

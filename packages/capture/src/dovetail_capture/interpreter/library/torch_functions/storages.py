@@ -5,7 +5,7 @@ An input is guarded for that only where the program asks: pieces of one tensor s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
@@ -15,15 +15,13 @@ from dovetail_prims.fake_tensor import FakeTensor
 
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGING = ("resize_", "resize_as_", "set_", "as_strided_")

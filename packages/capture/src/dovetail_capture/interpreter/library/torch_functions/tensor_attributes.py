@@ -5,21 +5,19 @@ What is not guarded of an input (its storage, its history) breaks the graph.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dovetail_capture.interpreter.library.torch_functions.own_functions import ask_about
 from dovetail_capture.interpreter.library.torch_functions.tensor_hooks import hooks_of
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.truth_and_length import length
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _TENSOR_VALUED = frozenset({"T", "mT", "H", "mH", "real", "imag", "data"})
 

@@ -14,7 +14,7 @@ Python's, and is called with what comes to the input whenever it was registered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_prims.gradient_hooks import GradientHook, remove_hook
@@ -30,6 +30,7 @@ from dovetail_capture.interpreter.graph.aliasing import may_write
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
@@ -47,9 +48,6 @@ from dovetail_capture.interpreter.values.hooks import Hooked, LateState
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 _WAY = "register it outside of the compiled function, or say it as a torch.autograd.Function"
 _ESCAPES = "a hook whose tensor, or what it closes over, is needed outside of the graph"

@@ -1,4 +1,4 @@
-"""Tensors that wrap tensors, made in the frame.
+"""Parameters and tensors that wrap tensors, made in the frame.
 
 `Tensor._make_wrapper_subclass` gives the shell of one, a tensor without attributes; what its class
 sets on it are attributes of its value. It is a part of the graph only when an operation is given
@@ -8,15 +8,18 @@ protocol.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import MakeWrapper, is_wrapper_type, overrides_functions
 from torch.fx import Node
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
+from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session.input_ledger import as_it_is
@@ -27,8 +30,23 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
+
+def parameter(vm: Interpreter, data: Value, requires_grad: bool) -> Value:
+    """A parameter with the memory of `data`: a leaf of its own. (It may leave the frame if nothing
+    is computed with it that needs a gradient: `recipes`.)"""
+    recorder = vm.session.recorder
+    if isinstance(recorder, InnerRecorder) or recorder.checkpoint is not None:
+        raise GraphBreakSignal("creation of a Parameter in a transformed function")
+    plain = isinstance(data, TensorValue) and data.fake.layout == torch.strided
+    if recorder.inference or not plain:
+        raise GraphBreakSignal(f"creation of a Parameter of {data.describe()}")
+    new = vm.record("call_method", "detach", [data], {})
+    assert isinstance(new, TensorValue)
+    new.cls = Parameter
+    if requires_grad:
+        vm.session.effects.make_leaf(new, vm.frames[0].steps)
+        vm.record("call_method", "requires_grad_", [new], {})
+    return new
 
 
 def _make_shell(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

@@ -1,20 +1,20 @@
-"""`functools.partial`: objects of it and of its subclasses, made and called."""
+"""Objects of C that are called: `functools.partial`, made and called, and the getters of `operator`
+that the program made before."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import operator
+from typing import Any
 
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-
-if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
 
 
 class _OwnCall(functools.partial):  # type: ignore[type-arg]
@@ -99,7 +99,16 @@ def partial_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.call(function, [*vm.iterate(first), *args[1:]], merged)
 
 
+def getter_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+    """What a new one, made of the same parts in the frame, gives. (They cannot change.)"""
+    make, parts = vm.as_python(args[0]).__reduce__()
+    made = vm.call(vm.held(make), [vm.held(part) for part in parts], {})
+    return vm.call(made, list(args[1:]), kwargs)
+
+
 HANDLERS: dict[Any, Handler] = {
     functools.partial: partial_new, functools.partial.__call__: partial_call,
     functools.partial.__new__: partial_by_name,
+    operator.itemgetter.__call__: getter_call, operator.attrgetter.__call__: getter_call,
+    operator.methodcaller.__call__: getter_call,
 }  # fmt: skip
