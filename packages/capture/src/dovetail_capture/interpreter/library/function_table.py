@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from dovetail_capture.interpreter.library.builtins import (
+    attribute_functions,
     builtin_functions,
+    conversions,
     iteration_functions,
     local_classes,
+    type_functions,
 )
-from dovetail_capture.interpreter.library.builtins.conversions import to_text
-from dovetail_capture.interpreter.library.builtins.type_functions import is_instance
 from dovetail_capture.interpreter.library.containers import dict_methods, list_methods, set_methods
 from dovetail_capture.interpreter.library.standard_library import (
     callable_objects,
@@ -43,59 +44,27 @@ from dovetail_capture.interpreter.library.torch_functions import (
     torch_modes,
     torch_polyfills,
 )
-from dovetail_capture.interpreter.library.torch_functions.tensor_attributes import tensor_property
 from dovetail_capture.interpreter.machine.handler_types import Extension, Handler, Substitute
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.values.base import Value
 
-__all__ = [
-    "CODE_HANDLERS",
-    "HANDLERS",
-    "NAMED_HANDLERS",
-    "NEW_HANDLERS",
-    "PURE_CLASSES",
-    "is_instance",
-    "is_operation",
-    "is_pure",
-    "mapping_of",
-    "require_truth",
-    "set_class_attr",
-    "tensor_property",
-    "to_text",
-]  # fmt: skip
-
+_MODULES: tuple[Any, ...] = (
+    list_methods, dict_methods, set_methods, attribute_functions, conversions, type_functions,
+    builtin_functions, iteration_functions, stdlib, context_variables, weak_references,
+    callable_objects, itertools_functions, torch_functions, torch_modes, tensor_attributes,
+    storages, settings, own_functions, made_tensors, tensor_creation, polyfills, torch_polyfills,
+    tensor_hooks, random_draws, copying, data_dependence, local_classes, function_modes,
+)  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
-    **list_methods.HANDLERS,
-    **dict_methods.HANDLERS,
-    **set_methods.HANDLERS,
-    **builtin_functions.HANDLERS,
-    **iteration_functions.HANDLERS,
-    **stdlib.HANDLERS,
-    **context_variables.HANDLERS,
-    **weak_references.HANDLERS,
-    **callable_objects.HANDLERS,
-    **itertools_functions.HANDLERS,
-    **torch_functions.HANDLERS,
-    **torch_modes.HANDLERS,
-    **tensor_attributes.HANDLERS,
-    **storages.HANDLERS,
-    **settings.HANDLERS,
-    **own_functions.HANDLERS,
-    **made_tensors.HANDLERS,
-    **tensor_creation.HANDLERS,
-    **polyfills.HANDLERS,
-    **torch_polyfills.HANDLERS,
-    **tensor_hooks.HANDLERS,
-    **random_draws.HANDLERS,
-    **copying.HANDLERS,
-    **data_dependence.HANDLERS,
-    **local_classes.HANDLERS,
-    **function_modes.HANDLERS,
+    function: handler for module in _MODULES for function, handler in module.HANDLERS.items()
 }
 as_subclass = own_functions.as_subclass
 check_input_stays = own_functions.check_input_stays
 through_modes = function_modes.through_modes
 ask_objects = own_functions.ask_objects
+to_text = conversions.to_text
+is_instance = type_functions.is_instance
+tensor_property = tensor_attributes.tensor_property
 require_truth = data_dependence.require_truth
 mapping_of = dict_methods.mapping_of
 set_class_attr = local_classes.set_class_attr

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
-from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.base import NONE, Value, boolean
 
 if TYPE_CHECKING:
-    from dovetail_capture.interpreter.machine import Interpreter
+    from dovetail_capture.interpreter.machine.machine import Interpreter
 
 
 Args = list[Value]
@@ -18,6 +18,26 @@ Kwargs = dict[str, Value]
 Handler = Callable[["Interpreter", Args, Kwargs], Value]
 # What a handler returns to leave the call to the general rules.
 PASS = cast(Value, NotImplemented)
+
+
+def answering(function: Callable[..., Value]) -> Handler:
+    """A handler that gives what `function(vm, *args)` gives."""
+    return lambda vm, args, kwargs: function(vm, *args)
+
+
+def telling(function: Callable[..., bool]) -> Handler:
+    """A handler that gives the truth value that `function(vm, *args)` tells."""
+    return lambda vm, args, kwargs: boolean(function(vm, *args))
+
+
+def doing(function: Callable[..., None]) -> Handler:
+    """A handler that calls `function(vm, *args)` for its effect, and gives None."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        function(vm, *args)
+        return NONE
+
+    return handler
 
 
 @dataclass(frozen=True)

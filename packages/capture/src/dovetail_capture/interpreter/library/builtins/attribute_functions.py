@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
+from typing import Any
+
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     assignment,
@@ -123,3 +125,11 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return attributes.global_names(vm, vm.frames[-1].globals_)
+
+
+HANDLERS: dict[Any, Handler] = {
+    getattr: getattr_, hasattr: hasattr_, setattr: setattr_, delattr: delattr_, vars: vars_,
+    locals: locals_, globals: globals_, object.__getattribute__: object_getattribute,
+    object.__setattr__: object_setattr, object.__delattr__: object_delattr,
+    object.__init__: object_init, object.__new__: object_new, object.__eq__: object_eq,
+}  # fmt: skip

@@ -7,45 +7,8 @@ import collections
 import types
 from typing import Any
 
-from dovetail_capture.interpreter.library.builtins.attribute_functions import (
-    delattr_,
-    getattr_,
-    globals_,
-    hasattr_,
-    locals_,
-    object_delattr,
-    object_eq,
-    object_getattribute,
-    object_init,
-    object_new,
-    object_setattr,
-    setattr_,
-    vars_,
-)
 from dovetail_capture.interpreter.library.builtins.conversions import (
-    bool_,
-    defaultdict_,
-    deque_,
-    dict_of,
-    format_,
-    list_,
-    number,
-    repr_,
-    set_of,
-    slice_,
-    str_,
     to_text,
-    tuple_,
-)
-from dovetail_capture.interpreter.library.builtins.type_functions import (
-    callable_,
-    hash_,
-    id_,
-    isinstance_,
-    issubclass_,
-    subclasses,
-    super_,
-    type_,
 )
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
@@ -126,20 +89,7 @@ def namespace_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 HANDLERS: dict[Any, Handler] = {
     type.__call__: type_call, types.SimpleNamespace.__init__: namespace_init,
-    isinstance: isinstance_, issubclass: issubclass_, type: type_, super: super_,
-    type.__subclasses__: subclasses,
-    callable: callable_, id: id_, hash: hash_, getattr: getattr_, hasattr: hasattr_,
-    setattr: setattr_, delattr: delattr_, vars: vars_, locals: locals_, globals: globals_,
-    object.__getattribute__: object_getattribute, object.__setattr__: object_setattr,
-    object.__delattr__: object_delattr, object.__init__: object_init,
-    object.__new__: object_new, object.__eq__: object_eq,
-    bool: bool_, int: number(int, "__int__"), float: number(float, "__float__"),
-    str: str_, format: format_,
-    repr: repr_, list: list_, tuple: tuple_, set: set_of(set), frozenset: set_of(frozenset),
-    dict: dict_of(dict), collections.OrderedDict: dict_of(collections.OrderedDict),
-    collections.defaultdict: defaultdict_, collections.deque: deque_, slice: slice_,
-    BaseException.__init__: exception_init,
-    StopIteration.__init__: exception_init,
+    BaseException.__init__: exception_init, StopIteration.__init__: exception_init,
     BaseException.with_traceback: exception_with_traceback, BaseException.__str__: exception_str,
     types.FunctionType.__get__: function_get, types.MethodType: method_type,
     builtins.__import__: lambda vm, args, kwargs: vm.fold(__import__, args, kwargs),

@@ -254,3 +254,12 @@ def slice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 1:
         return SliceValue(NONE, args[0], NONE)
     return SliceValue(args[0], args[1], args[2] if len(args) > 2 else NONE)
+
+
+HANDLERS: dict[Any, Handler] = {
+    bool: bool_, int: number(int, "__int__"), float: number(float, "__float__"), str: str_,
+    format: format_, repr: repr_, list: list_, tuple: tuple_, set: set_of(set),
+    frozenset: set_of(frozenset), dict: dict_of(dict),
+    collections.OrderedDict: dict_of(collections.OrderedDict),
+    collections.defaultdict: defaultdict_, collections.deque: deque_, slice: slice_,
+}  # fmt: skip

@@ -17,7 +17,7 @@ from dovetail_guards.source import AttrSource, ClosureSource, GlobalSource, Inst
 from dovetail_prims.node_facts import STATIC
 
 from dovetail_capture.interpreter.library.builtins import local_classes
-from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
@@ -302,3 +302,9 @@ def subclasses(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     place = session.sources.iterator_part(session.sources.held(cls), "subclasses")
     session.guards.add(c.ConstantIs, place, found)
     return ListValue([vm.held(one) for one in found])
+
+
+HANDLERS: dict[Any, Handler] = {
+    isinstance: isinstance_, issubclass: issubclass_, type: type_, super: super_,
+    type.__subclasses__: subclasses, callable: callable_, id: id_, hash: hash_,
+}  # fmt: skip

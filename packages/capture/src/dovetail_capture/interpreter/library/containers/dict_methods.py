@@ -14,13 +14,8 @@ import types
 from typing import Any
 
 from dovetail_capture.interpreter.library.containers.sized_methods import (
+    COMMON_METHODS,
     method_table,
-    native_contains,
-    native_eq,
-    native_iter,
-    native_len,
-    native_ne,
-    sequence_delitem,
 )
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
@@ -189,17 +184,15 @@ def dict_or(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _DICT_METHODS: dict[str, Handler] = {
+    **COMMON_METHODS,
     "get": dict_get, "__getitem__": dict_getitem, "__setitem__": dict_setitem,
-    "__delitem__": sequence_delitem, "__len__": native_len, "__iter__": native_iter,
-    "__contains__": native_contains, "__eq__": native_eq, "__ne__": native_ne,
     "setdefault": dict_setdefault, "pop": dict_pop, "popitem": dict_popitem,
     "update": dict_update, "copy": dict_copy, "clear": dict_clear, "keys": dict_view("keys"),
     "values": dict_view("values"), "items": dict_view("items"), "__init__": dict_init,
     "move_to_end": dict_move_to_end, "fromkeys": dict_fromkeys, "__reversed__": dict_reversed,
     "__or__": dict_or,
 }  # fmt: skip
-_VIEW_METHODS: dict[str, Handler] = {"__len__": native_len, "__iter__": native_iter,
-                             "__contains__": native_contains}  # fmt: skip
+_VIEW_METHODS = {name: COMMON_METHODS[name] for name in ("__len__", "__iter__", "__contains__")}
 
 
 _PROXY: Any = types.MappingProxyType

@@ -8,15 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail_capture.interpreter.library.containers.sized_methods import (
+    COMMON_METHODS,
     method_table,
-    native_contains,
-    native_eq,
-    native_iter,
-    native_len,
-    native_ne,
-    sequence_delitem,
-    sequence_getitem,
-    sequence_setitem,
 )
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
@@ -234,10 +227,7 @@ def list_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _SEQUENCE_METHODS: dict[str, Handler] = {
-    "__getitem__": sequence_getitem, "__setitem__": sequence_setitem,
-    "__delitem__": sequence_delitem, "__len__": native_len, "__iter__": native_iter,
-    "__contains__": native_contains, "__eq__": native_eq, "__ne__": native_ne,
-    "__add__": native_add, "index": sequence_index, "count": sequence_count,
+    **COMMON_METHODS, "__add__": native_add, "index": sequence_index, "count": sequence_count,
 }  # fmt: skip
 _LIST_METHODS: dict[str, Handler] = {
     **_SEQUENCE_METHODS,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dovetail_capture.interpreter.library.containers.sized_methods import (
+    COMMON_METHODS,
     method_table,
-    native_contains,
-    native_eq,
-    native_iter,
-    native_len,
-    native_ne,
 )
 from dovetail_capture.interpreter.machine.decoding import VERSION
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
@@ -145,6 +141,7 @@ def set_isdisjoint(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _SET_METHODS: dict[str, Handler] = {
+    **COMMON_METHODS,
     "__init__": set_init, "pop": set_pop,
     "add": set_add, "discard": set_discard, "remove": set_remove, "update": set_update,
     "copy": set_copy, "clear": set_clear, "union": set_operation("|"),
@@ -153,7 +150,5 @@ _SET_METHODS: dict[str, Handler] = {
     "issuperset": set_issuperset, "isdisjoint": set_isdisjoint,
     "intersection_update": set_update_with("&"), "difference_update": set_update_with("-"),
     "symmetric_difference_update": set_update_with("^"),
-    "__len__": native_len, "__iter__": native_iter, "__contains__": native_contains,
-    "__eq__": native_eq, "__ne__": native_ne,
 }  # fmt: skip
 HANDLERS = method_table((set, frozenset), _SET_METHODS)

@@ -75,7 +75,11 @@ def _compared(symbol: str) -> Handler:
 _COMPARED: tuple[tuple[type, ...], ...] = (
     (list,), (tuple,), (collections.deque,), (dict,), (set, frozenset),
 )  # fmt: skip
-native_eq, native_ne = _compared("=="), _compared("!=")
+COMMON_METHODS: dict[str, Handler] = {
+    "__len__": native_len, "__iter__": native_iter, "__contains__": native_contains,
+    "__getitem__": sequence_getitem, "__setitem__": sequence_setitem,
+    "__delitem__": sequence_delitem, "__eq__": _compared("=="), "__ne__": _compared("!="),
+}  # fmt: skip
 
 
 def method_table(classes: tuple[type, ...], handlers: dict[str, Handler]) -> dict[Any, Handler]:

@@ -22,7 +22,15 @@ from typing import Any
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.changes import messages
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.handler_types import (
+    PASS,
+    Args,
+    Handler,
+    Kwargs,
+    answering,
+    doing,
+    telling,
+)
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
@@ -35,6 +43,12 @@ from dovetail_capture.interpreter.protocols import (
 )
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
+from dovetail_capture.interpreter.protocols.operator_tables import (
+    BINARY,
+    COMPARE,
+    INPLACE,
+    UNARY,
+)
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
@@ -44,57 +58,38 @@ from dovetail_capture.interpreter.values.objects import ObjectValue
 
 
 def _binary(symbol: str, inplace: bool = False) -> Handler:
-    return lambda vm, args, kwargs: operators.binary(vm, symbol, args[0], args[1], inplace)
+    return answering(lambda vm, left, right: operators.binary(vm, symbol, left, right, inplace))
 
 
 def _compare(symbol: str) -> Handler:
-    return lambda vm, args, kwargs: comparison.compare(vm, symbol, args[0], args[1])
+    return answering(lambda vm, left, right: comparison.compare(vm, symbol, left, right))
 
 
 def _unary(symbol: str) -> Handler:
-    return lambda vm, args, kwargs: operators.unary(vm, symbol, args[0])
-
-
-def op_getitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return subscripts.getitem(vm, args[0], args[1])
-
-
-def op_setitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    subscripts.setitem(vm, args[0], args[1], args[2])
-    return NONE
-
-
-def op_delitem(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    subscripts.delitem(vm, args[0], args[1])
-    return NONE
-
-
-def op_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(containment.contains(vm, args[0], args[1]))
-
-
-def op_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not vm.truth(args[0]))
-
-
-def op_truth(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(vm.truth(args[0]))
-
-
-def op_is(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(identity.is_object(vm, args[0], args[1]))
-
-
-def op_is_not(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not identity.is_object(vm, args[0], args[1]))
+    return answering(lambda vm, operand: operators.unary(vm, symbol, operand))
 
 
 def op_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.call(args[0], args[1:], kwargs)
 
 
-def op_index(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(subscripts.index_of(vm, args[0], ""))
+_OPERATORS: dict[Any, Handler] = {
+    **{function: _binary(symbol) for symbol, (function, _) in BINARY.items()},
+    **{function: _binary(symbol, True) for symbol, function in INPLACE.items()},
+    **{function: _compare(symbol) for symbol, (function, *_) in COMPARE.items()},
+    **{function: _unary(symbol) for symbol, (function, _) in UNARY.items()},
+    operator.iconcat: _binary("+", True),
+    operator.getitem: answering(subscripts.getitem),
+    operator.setitem: doing(subscripts.setitem),
+    operator.delitem: doing(subscripts.delitem),
+    operator.contains: telling(containment.contains),
+    operator.not_: telling(lambda vm, value: not vm.truth(value)),
+    operator.truth: telling(lambda vm, value: vm.truth(value)),
+    operator.is_: telling(identity.is_object),
+    operator.is_not: telling(lambda vm, left, right: not identity.is_object(vm, left, right)),
+    operator.index: answering(lambda vm, value: Constant(subscripts.index_of(vm, value, ""))),
+    operator.call: op_call,
+}
 
 
 # --- functools -----------------------------------------------------------------------------------
@@ -292,23 +287,8 @@ def cast_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_SYMBOLS = {
-    "add": "+", "and_": "&", "floordiv": "//", "lshift": "<<", "matmul": "@", "mul": "*",
-    "mod": "%", "or_": "|", "pow": "**", "rshift": ">>", "sub": "-", "truediv": "/", "xor": "^",
-}  # fmt: skip
-_INPLACE = {name: f"i{name.rstrip('_')}" for name in _SYMBOLS}
-_COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "ne": "!=", "gt": ">", "ge": ">="}
-
 HANDLERS: dict[Any, Handler] = {
-    **{getattr(operator, name): _binary(symbol) for name, symbol in _SYMBOLS.items()},
-    **{getattr(operator, _INPLACE[n]): _binary(symbol, True) for n, symbol in _SYMBOLS.items()},
-    operator.iconcat: _binary("+", True),
-    operator.delitem: op_delitem,
-    **{getattr(operator, name): _compare(symbol) for name, symbol in _COMPARISONS.items()},
-    operator.neg: _unary("-"), operator.pos: _unary("+"), operator.invert: _unary("~"),
-    operator.getitem: op_getitem, operator.setitem: op_setitem, operator.contains: op_contains,
-    operator.not_: op_not, operator.truth: op_truth, operator.is_: op_is,
-    operator.is_not: op_is_not, operator.index: op_index, operator.call: op_call,
+    **_OPERATORS,
     functools.reduce: reduce_,
     warnings.warn: warn, messages.FILTERS_CHANGED: _deferred(messages.FILTERS_CHANGED),
     dataclasses.fields: dataclass_fields, dataclasses.is_dataclass: is_dataclass,
