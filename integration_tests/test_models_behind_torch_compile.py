@@ -21,6 +21,7 @@ def _forgets() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", architectures())
 def test_a_model_behind_torch_compile(name: str) -> None:
     """Gradients of two training steps, then outputs without gradients."""

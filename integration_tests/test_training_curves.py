@@ -140,6 +140,7 @@ def test_gradients_along_the_way(name: str) -> None:
         optimizer.step()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_short_with_dropout(name: str) -> None:
     assert_same_curve(name, 12, 0.1)
@@ -151,6 +152,7 @@ def test_long_with_dropout(name: str) -> None:
     assert_same_curve(name, 200, 0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_steps(name: str) -> None:
     """Forward with dropout, loss, backward and AdamW's step in one graph."""
