@@ -1,4 +1,4 @@
-"""Steps of LBFGS and SparseAdam on a GPU, compiled in parts, against eager's."""
+"""Steps of LBFGS and SparseAdam on a GPU, compiled as several graphs, against eager's."""
 
 from __future__ import annotations
 

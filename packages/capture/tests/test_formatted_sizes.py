@@ -1,4 +1,5 @@
-"""Texts of numbers that depend on sizes: messages fix none; what looks at one gets Python's."""
+"""Texts of numbers that depend on sizes: messages fix no size; code that looks at a text gets
+Python's."""
 
 from __future__ import annotations
 

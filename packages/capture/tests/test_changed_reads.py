@@ -1,4 +1,4 @@
-"""Stale answers: what a compiled function read of its world changes; the next call equals eager's.
+"""What a compiled function read of its surroundings changes: the next call equals eager's.
 
 Each row of the table makes a function and changes to what it reads, one after the other. Before the
 first of them the function is called twice: with nothing changed nothing is compiled again.

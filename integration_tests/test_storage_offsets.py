@@ -1,4 +1,4 @@
-"""Inputs that lie elsewhere in their storage than the first call's: batches cut out of a data set,
+"""Inputs whose storage offset differs from the first call's: batches cut out of a data set,
 experts' weights out of a stack."""
 
 from __future__ import annotations

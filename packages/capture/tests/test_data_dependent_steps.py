@@ -1,4 +1,4 @@
-"""Steps that decide by data (of LBFGS, SparseAdam): driven by Python, captured in parts."""
+"""Optimizer steps that decide by data (LBFGS, SparseAdam): Python runs them as several graphs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""What one object keeps under several names is one state: written by one, read by another."""
+"""State that an object keeps under several names: written by one name, read by another."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def run(statements, names):
 @pytest.mark.parametrize(
     ("setup", "body"), [row[1:] for row in PROGRAMS], ids=[r[0] for r in PROGRAMS]
 )
-def test_names_of_one_state(setup, body, monkeypatch):
+def test_aliased_state(setup, body, monkeypatch):
     monkeypatch.setenv("DVZ", "1")
     outcomes = []
     for wrap in (lambda program: program, lambda program: optimize(program, run_graph)):

@@ -1,4 +1,4 @@
-"""Ints about the ends of 64 bits and beyond, infinities and NaNs, where numbers are symbolic."""
+"""Ints near the ends of 64 bits and beyond, infinities and NaNs, where numbers are symbolic."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outcome(function, *args):
 
 @pytest.mark.parametrize("name", [*OF_INTS, *OF_FLOATS])
 @pytest.mark.filterwarnings("ignore:.*recompile limit")
-def test_numbers_at_the_edge(name):
+def test_extreme_numbers(name):
     program = OF_INTS.get(name) or OF_FLOATS[name]
     numbers, first = (INTS, (3, 5)) if name in OF_INTS else (FLOATS, (3.5, 5.5))
     x = torch.ones(2, dtype=torch.int64)

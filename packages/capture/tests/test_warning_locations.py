@@ -1,4 +1,4 @@
-"""Warnings of a captured program are for the lines that they are for in eager, as often."""
+"""Warnings of a captured program name the lines that they name in eager, as often."""
 
 # ruff: noqa: B028  (programs as users write them)
 

@@ -1,6 +1,6 @@
-"""What a program changes between two calls in any other way than by arguments is seen: whatever
-Python and PyTorch look up, by whatever name. The table of programs and changes is
-`changes_behind_its_back.txt`."""
+"""Whatever a program changes between two calls other than arguments is seen: everything that Python
+and PyTorch look up, under any name. The table of programs and changes is
+`changed_surroundings.txt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from dovetail_capture import optimize
 
-TABLE = Path(__file__).with_name("changes_behind_its_back.txt")
+TABLE = Path(__file__).with_name("changed_surroundings.txt")
 
 
 @dataclass(frozen=True)
