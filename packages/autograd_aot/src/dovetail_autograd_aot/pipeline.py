@@ -45,8 +45,8 @@ from dovetail_autograd_aot.calls.inference import compile_inference
 from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.calls.saved_tensors import LateNeeds
 from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs
+from dovetail_autograd_aot.joint.input_mutations import with_other_places
 from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
-from dovetail_autograd_aot.joint.mutated_view_inputs import with_other_places
 from dovetail_autograd_aot.partition.min_cut import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses.wrapping import Wrapping, compile_around
 from dovetail_autograd_aot.trace.input_storages import of_sizes, overlapping, places

@@ -140,7 +140,7 @@ class MovedInput:
 class InputAssumptions:
     """What a joint graph takes for granted of inputs, and no guard checks: that the pairs of inputs
     `apart` share no element, and that a write gives none of the inputs `moved` another node of
-    autograd's graph (see `joint/mutated_view_inputs.py`)."""
+    autograd's graph (see `joint/input_mutations.py`)."""
 
     apart: tuple[tuple[int, int], ...] = ()
     moved: tuple[MovedInput, ...] = ()

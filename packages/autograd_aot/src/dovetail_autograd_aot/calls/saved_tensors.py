@@ -11,8 +11,8 @@ from dovetail_prims import late_reads
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph
+from dovetail_autograd_aot.trace.autograd_queries import give_counter
 from dovetail_autograd_aot.trace.node_values import example_values
-from dovetail_autograd_aot.trace.version_counters import give_counter
 
 # How a saved value is kept (`csrc/training_calls.h`), if not with autograd as it is.
 _DETACHED, _RECOUNTED, _ON_CONTEXT, _ON_CONTEXT_IF_HOOKED = range(1, 5)

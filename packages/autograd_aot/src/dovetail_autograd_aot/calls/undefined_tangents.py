@@ -18,8 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
-from dovetail_autograd_aot.graph.fast_graph import FastGraph, hold
-from dovetail_autograd_aot.graph.node_facts import GIVEN_WITH
+from dovetail_autograd_aot.graph.fast_graph import GIVEN_WITH, FastGraph, hold
 from dovetail_autograd_aot.graph.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
 from dovetail_autograd_aot.trace.node_values import same_size, same_sizes

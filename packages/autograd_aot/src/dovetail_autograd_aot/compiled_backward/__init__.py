@@ -6,7 +6,7 @@ graph for several sizes; `passes.py` keeps compiled passes and runs them; `opaqu
 functions (hooks, backwards of functions) from inside of a graph.
 """
 
+from dovetail_autograd_aot.aot_log import BackwardReport
 from dovetail_autograd_aot.compiled_backward.context import compiled_autograd
-from dovetail_autograd_aot.compiled_backward.report import BackwardReport
 
 __all__ = ["BackwardReport", "compiled_autograd"]

@@ -12,9 +12,9 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from dovetail_autograd_aot.aot_log import BackwardReport
 from dovetail_autograd_aot.compiled_backward.description import EngineCall
 from dovetail_autograd_aot.compiled_backward.passes import Engine, PassCache
-from dovetail_autograd_aot.compiled_backward.report import BackwardReport
 from dovetail_autograd_aot.compiled_backward.sizes import Compiler
 from dovetail_autograd_aot.native import nodes_module
 

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dovetail_autograd_aot.calls.autograd_function import GraphFunction
 from dovetail_autograd_aot.compiled_backward.node_state import (
     ASK_IF_KEPT,
+    alias_key,
+    as_key,
     dropout_scale,
+    edge_of,
     saved_names,
     tells_its_state,
 )
@@ -133,29 +135,6 @@ Edges = Sequence[tuple[Any, int]]
 def describe(call: EngineCall) -> Description:
     """Raises `NotCapturable`, or what autograd raises for a graph that was freed."""
     return _Describer(call).describe()
-
-
-def alias_key(t: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same elements of the same memory."""
-    return (
-        t.untyped_storage()._cdata,
-        t.storage_offset(),
-        t.shape,
-        t.stride(),
-        t.dtype,
-        t.is_conj(),
-        t.is_neg(),
-    )
-
-
-def edge_of(value: Any) -> tuple[Any, int]:
-    """Where the gradient of a root or an input arrives."""
-    if isinstance(value, GradientEdge):
-        return value.node, value.output_nr
-    if value.grad_fn is not None:
-        return value.grad_fn, value.output_nr
-    edge = get_gradient_edge(value)
-    return edge.node, edge.output_nr
 
 
 def _autocast() -> tuple[Any, ...]:
@@ -418,10 +397,3 @@ class _Describer:
         self.structure.append((t.dtype, t.device, t.ndim, t.is_conj(), t.is_neg()))
         self.numbers += t.shape
         self.numbers += t.stride()
-
-
-def as_key(number: Any) -> Any:
-    """A number so that equal keys mean equal numbers (of one type, which `structure` tells)."""
-    if type(number) is float:
-        return number.hex()
-    return repr(number) if type(number) is complex else number

@@ -1,4 +1,4 @@
-"""What Python sees of the state of a node of autograd's graph."""
+"""What Python sees of the state of a node of autograd's graph, and keys of what nodes hold."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from dovetail_prims.dispatch_mode import DispatchMode
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # Nodes with state that Python does not see, nor follows from what it sees. (Hidden dtypes, devices
 # and sizes are those of gradients, which are told as the metadata of the next nodes.)
@@ -66,3 +68,33 @@ def dropout_scale(node: Any) -> float:
     with _DropoutScale() as caught, torch.no_grad():  # type: ignore[no-untyped-call]
         node(gradient, *[None for _ in others])
     return float(caught.scale)
+
+
+def alias_key(t: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements of the same memory."""
+    return (
+        t.untyped_storage()._cdata,
+        t.storage_offset(),
+        t.shape,
+        t.stride(),
+        t.dtype,
+        t.is_conj(),
+        t.is_neg(),
+    )
+
+
+def edge_of(value: Any) -> tuple[Any, int]:
+    """Where the gradient of a root or an input arrives."""
+    if isinstance(value, GradientEdge):
+        return value.node, value.output_nr
+    if value.grad_fn is not None:
+        return value.grad_fn, value.output_nr
+    edge = get_gradient_edge(value)
+    return edge.node, edge.output_nr
+
+
+def as_key(number: Any) -> Any:
+    """A number so that equal keys mean equal numbers (of one type, which `structure` tells)."""
+    if type(number) is float:
+        return number.hex()
+    return repr(number) if type(number) is complex else number

@@ -29,8 +29,8 @@ from dovetail_autograd_aot.compiled_backward.description import (
     NotCapturable,
     Replaced,
     Slot,
-    alias_key,
 )
+from dovetail_autograd_aot.compiled_backward.node_state import alias_key
 from dovetail_autograd_aot.compiled_backward.opaque import (
     OpaqueCall,
     as_tuple,

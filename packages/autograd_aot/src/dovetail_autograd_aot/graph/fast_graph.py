@@ -1,4 +1,4 @@
-"""An FX graph whose nodes are cheap to make.
+"""An FX graph whose nodes are cheap to make, and what passes tell one another of nodes.
 
 `Graph.create_node` looks through each argument as a pytree and parses each name; on graphs that
 only this package fills that is most of the cost of a trace. The nodes are ordinary FX nodes.
@@ -10,8 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from dovetail_prims.node_facts import Fact
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+
+# --- facts of nodes (see `dovetail_prims.node_facts`) ---
+
+# The tangents, as a bit set, of which a call must have one for the node's value, a gradient, to be
+# there at all.
+GIVEN_WITH: Fact[int] = Fact("given_with")
+# The backward computes it in eager, be it that the forward does, too.
+ASKED_BY_BACKWARD: Fact[bool] = Fact("asked_by_backward")
+# It draws random numbers, or checks, for what nobody reads.
+UNUSED: Fact[bool] = Fact("unused")
+# A placeholder: the whole storage of an input, not the input.
+WHOLE_STORAGE: Fact[bool] = Fact("whole_storage")
+# What constant the value is made of; "" for none (see `constants`).
+CONSTANT_KIND: Fact[str] = Fact("constant_kind")
 
 
 class FastGraph(Graph):

@@ -11,170 +11,37 @@ pieces is that of the piece; https://arxiv.org/abs/1711.01348, section 3.3, does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from dovetail_guards.expr import symbol
-from dovetail_guards.sym_node import expr_of, to_symint
 from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.node_facts import CHECKED
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.boundary import AddedInputs, JointGraph, OutputKind, PartitionedGraph
-from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node, hold
-from dovetail_autograd_aot.partition.min_cut import min_cut_partition
+from dovetail_autograd_aot.joint.branches import (
+    Branch,
+    TraceBranch,
+    assembled,
+    cut_branch,
+    note_checks,
+    output_of,
+    result_values,
+    sizes_not_told,
+    unread_memory,
+    used_operands,
+    without_unused,
+    zeros_as,
+)
 from dovetail_autograd_aot.trace.input_storages import snapshot
-from dovetail_autograd_aot.trace.node_values import attribute_of, same_metadata
+from dovetail_autograd_aot.trace.node_values import same_metadata
 from dovetail_autograd_aot.trace.storage import TraceError, fresh, read
+from dovetail_autograd_aot.trace.storage_writes import shaped_like
 from dovetail_autograd_aot.trace.tracer import Tracer
 
 aten = torch.ops.aten
-
-TraceBranch = Callable[[GraphModule, Sequence[Any]], JointGraph]
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-@dataclass(frozen=True)
-class _Branch:
-    """A branch on the operands, cut in two. Its backward takes the operands number
-    `parts.saved_primals`, then saved values: tensors that the forward gives after its `results`,
-    and numbers; then the gradients of the results number `graded`."""
-
-    parts: PartitionedGraph
-    results: tuple[Any, ...]
-    saved: tuple[Any, ...]
-    graded: tuple[int, ...]
-
-    @property
-    def tensors(self) -> list[FakeTensor]:
-        """The tensors among the saved values."""
-        return [value for value in self.saved if isinstance(value, FakeTensor)]
-
-    @property
-    def gradients(self) -> tuple[Any, ...]:
-        """What the backward gives for each operand: a fake, or None."""
-        return () if self.parts.backward is None else _values(self.parts.backward)
-
-
-def _output(gm: GraphModule) -> Node:
-    found: Node = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
-    return found
-
-
-def _values(gm: GraphModule) -> tuple[Any, ...]:
-    return tuple(_output(gm).meta["val"])
-
-
-# --- a branch -------------------------------------------------------------------------------------
-
-
-def _on(branch: GraphModule, operands: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
-    """The branch for these operands (its own, and then sizes), and examples of them."""
-    graph = Graph()
-    result = graph.graph_copy(branch.graph, {})
-    graph.output(result if isinstance(result, (tuple, list)) else (result,))  # (a condition's)
-    given = [node for node in graph.nodes if node.op == "placeholder"]
-    body = next(node for node in graph.nodes if node.op != "placeholder")
-    with graph.inserting_before(body):
-        given += [graph.placeholder(f"size{i}") for i in range(len(operands) - len(given))]
-    examples: list[Any] = []
-    for node, operand in zip(given, operands, strict=True):
-        example: Any = operand
-        if isinstance(operand, FakeTensor):
-            example = snapshot(operand)
-            if operand.requires_grad and torch.is_grad_enabled():
-                example.requires_grad_()
-        node.meta["val"] = example
-        examples.append(example)
-    return GraphModule(branch, graph), examples
-
-
-def _cut(branch: GraphModule, operands: Sequence[Any], trace: TraceBranch) -> _Branch:
-    gm, examples = _on(branch, operands)
-    joint = trace(gm, examples)
-    signature = joint.signature
-    kinds = {info.kind for info in signature.outputs}
-    if signature.changes.indices():
-        raise TraceError("a graph of torch.cond or torch.while_loop that writes to its operands")
-    if kinds - {OutputKind.FRESH} or joint.added != AddedInputs():
-        raise TraceError(
-            "a graph of torch.cond or torch.while_loop whose results are not all tensors of its own"
-        )
-    if signature.backward_error is not None:
-        raise TraceError(signature.backward_error)
-    if signature.lost:
-        raise TraceError(signature.lost[0].error)
-    parts = min_cut_partition(joint)
-    count = signature.num_forward_outputs
-    values = _values(parts.forward)
-    saved = () if parts.backward is None else tuple(values[count:])
-    return _Branch(parts, tuple(values[:count]), saved, signature.differentiable)
-
-
-# --- graphs of one signature ----------------------------------------------------------------------
-
-
-def _assembled(
-    inputs: Sequence[Any],
-    body: GraphModule,
-    given: Sequence[int],
-    outputs: Callable[[Tracer, list[Any]], list[Node]],
-    decompositions: Any,
-) -> GraphModule:
-    """A graph of `inputs` that runs `body` on those at the places `given`, and gives `outputs` of
-    what that gives."""
-    graph = FastGraph()
-    tracer = Tracer(graph, decompositions)
-    nodes: list[Node] = []
-    for place, value in enumerate(inputs):
-        node = graph.placeholder(f"operand{place}")
-        node.meta["val"] = snapshot(value) if isinstance(value, Tensor) else value
-        nodes.append(node)
-    for node in nodes:
-        value = node.meta["val"]
-        if isinstance(value, FakeTensor):
-            tracer.sizes.bind_sizes(node, value)
-        elif isinstance(value, _NUMBERS):
-            tracer.sizes.bind(value, node)
-    env: dict[Node, Node] = {}
-    places = iter(given)
-    results: list[Any] = []
-    for node in body.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = nodes[next(places)]
-            pattern = node.meta["val"]
-            if isinstance(pattern, FakeTensor):
-                env[node] = tracer.like(env[node], pattern)
-        elif node.op == "output":
-            results = [env[r] if isinstance(r, Node) else r for r in node.args[0]]
-        else:
-            env[node] = copy_node(graph, node, env)
-    found = tuple(outputs(tracer, results))
-    graph.output(found).meta["val"] = tuple(node.meta["val"] for node in found)
-    root = torch.nn.Module()
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            hold(root, node.target, attribute_of(body, node.target))
-    return GraphModule(root, graph)
-
-
-def _memory(tracer: Tracer, like: FakeTensor) -> Node:
-    """Memory that nobody looks at."""
-    sizes, strides = tracer.nodes(tuple(like._sizes)), tracer.nodes(tuple(like._strides))
-    options = {"dtype": like._dtype, "device": like._device}
-    found = tracer.emit(aten.empty_strided.default, (list(sizes), list(strides)), options)
-    assert isinstance(found, Node)
-    return found
-
-
-def _zeros(tracer: Tracer, like: FakeTensor) -> Node:
-    sizes = list(tracer.nodes(tuple(like._sizes)))
-    options = {"dtype": like._dtype, "device": like._device}
-    return tracer.like(tracer.node_op(aten.full.default, (sizes, 0), options), like)
 
 
 # --- what both branches save ----------------------------------------------------------------------
@@ -189,7 +56,7 @@ class _Slots:
     places: tuple[tuple[int, ...], ...]
 
 
-def _slots(branches: Sequence[_Branch]) -> _Slots:
+def _slots(branches: Sequence[Branch]) -> _Slots:
     values: list[FakeTensor] = []
     places: list[tuple[int, ...]] = []
     for branch in branches:
@@ -210,7 +77,7 @@ class Conditional:
     """The nodes of one `torch.cond` of a captured graph."""
 
     def __init__(
-        self, tracer: Tracer, predicate: Node, branches: Sequence[_Branch], operands: Sequence[Any]
+        self, tracer: Tracer, predicate: Node, branches: Sequence[Branch], operands: Sequence[Any]
     ) -> None:
         self.tracer = tracer
         self.predicate = predicate
@@ -237,14 +104,16 @@ class Conditional:
         def outputs(tracer: Tracer, results: list[Any]) -> list[Node]:
             saved = [node for node in results[count:] if isinstance(node.meta["val"], FakeTensor)]
             of_place = dict(zip(places, saved, strict=True))
+            pairs = zip(results[:count], like, strict=True)
+            slots = enumerate(self.slots.values)
             return [
-                *(tracer.like(r, one) for r, one in zip(results[:count], like, strict=True)),
-                *(of_place.get(i) or _memory(tracer, v) for i, v in enumerate(self.slots.values)),
+                *(shaped_like(tracer, r, one) for r, one in pairs),
+                *(of_place.get(i) or unread_memory(tracer, v) for i, v in slots),
             ]
 
         given = range(len(self.operands))
         body = branch.parts.forward
-        return _assembled(self.operands, body, given, outputs, self.tracer.decompositions)
+        return assembled(self.operands, body, given, outputs, self.tracer.decompositions)
 
     def backward(self, tangents: Sequence[Tensor]) -> list[Tensor | None]:
         """Record the node of the backward, given the gradients of the results number `graded`;
@@ -254,7 +123,7 @@ class Conditional:
         tracer = self.tracer
         given = [read(tracer, tracer.traced(tangent)) for tangent in tangents]
         nodes = [*self.nodes, *self.saved, *map(tracer.nodes, numbers)]
-        nodes += [tracer.like(n, p) for n, p in zip(given, patterns, strict=True)]
+        nodes += [shaped_like(tracer, n, p) for n, p in zip(given, patterns, strict=True)]
         values = [*self.operands, *self.slots.values, *numbers, *patterns]
         like = [
             next((g for g in found if g is not None), None)
@@ -264,7 +133,7 @@ class Conditional:
         parts = iter(self._emit(graphs, nodes))
         return [None if pattern is None else fresh(next(parts)) for pattern in like]
 
-    def _with_backward(self) -> list[_Branch]:
+    def _with_backward(self) -> list[Branch]:
         return [branch for branch in self.branches if branch.parts.backward is not None]
 
     def _backward_graph(
@@ -277,14 +146,16 @@ class Conditional:
             if body is None:
                 results = [None] * len(like)
             return [
-                _zeros(tracer, pattern) if result is None else tracer.like(result, pattern)
+                zeros_as(tracer, pattern)
+                if result is None
+                else shaped_like(tracer, result, pattern)
                 for result, pattern in zip(results, like, strict=True)
                 if pattern is not None
             ]
 
         if body is None:
             empty = GraphModule(torch.nn.Module(), Graph())
-            return _assembled(inputs, empty, (), outputs, self.tracer.decompositions)
+            return assembled(inputs, empty, (), outputs, self.tracer.decompositions)
         first = len(self.operands)
         places = iter(self.slots.places[number])
         where = {id(value): first + len(self.slots.values) + i for i, value in enumerate(numbers)}
@@ -294,43 +165,15 @@ class Conditional:
             given.append(first + next(places) if tensor else where[id(value)])
         first += len(self.slots.values) + len(numbers)
         given += [first + self.graded.index(i) for i in branch.graded]
-        return _assembled(inputs, body, given, outputs, self.tracer.decompositions)
+        return assembled(inputs, body, given, outputs, self.tracer.decompositions)
 
     def _emit(self, graphs: Sequence[GraphModule], nodes: Sequence[Any]) -> tuple[Node, ...]:
-        used = _used(graphs)
-        names = [self.tracer.subgraph(_without(graph, used)) for graph in graphs]
+        used = used_operands(graphs)
+        names = [self.tracer.subgraph(without_unused(graph, used)) for graph in graphs]
         operands = tuple(node for i, node in enumerate(nodes) if i in used)
-        node = self.tracer.call(COND, (self.predicate, *names, operands), _values(graphs[0]))
-        _note_checks(node, graphs)
+        node = self.tracer.call(COND, (self.predicate, *names, operands), result_values(graphs[0]))
+        note_checks(node, graphs)
         return self.tracer.parts(node)
-
-
-def _note_checks(node: Node, graphs: Sequence[GraphModule]) -> None:
-    """A node whose graphs check something stays."""
-    if any(CHECKED.holds(inner) for graph in graphs for inner in graph.graph.nodes):
-        CHECKED.tell(node, True)
-
-
-def _used(graphs: Sequence[GraphModule]) -> set[int]:
-    """The places of the operands that one of the graphs reads; numbers tell sizes of others."""
-    found: set[int] = set()
-    for graph in graphs:
-        given = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        found |= {
-            place
-            for place, node in enumerate(given)
-            if node.users or not isinstance(node.meta["val"], Tensor)
-        }
-    return found
-
-
-def _without(graph: GraphModule, used: set[int]) -> GraphModule:
-    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for place, node in enumerate(given):
-        if place not in used:
-            graph.graph.erase_node(node)
-    graph.recompile()
-    return graph
 
 
 class _Differentiated(torch.autograd.Function):
@@ -353,23 +196,6 @@ class _Differentiated(torch.autograd.Function):
         return (None, *call.backward([gradients[i] for i in call.graded]))
 
 
-def _sizes_not_told(operands: Sequence[Any]) -> list[torch.SymInt]:
-    """The symbols in the operands' sizes that no size by itself, or number, tells."""
-    parts = [
-        part
-        for value in operands
-        for part in ((*value._sizes, *value._strides) if type(value) is FakeTensor else (value,))
-        if isinstance(part, torch.SymInt)
-    ]
-    told = {expr_of(part).symbol_name for part in parts}
-    found: dict[str, torch.SymInt] = {}
-    for part in parts:
-        node: Any = part.node
-        for name in sorted(expr_of(part).free_symbols() - told):
-            found.setdefault(name, to_symint(node.env, symbol(name)))
-    return list(found.values())
-
-
 def trace_conditional(
     tracer: Tracer,
     predicate: Tensor,
@@ -381,8 +207,8 @@ def trace_conditional(
 
     Raises `TraceError` if a branch writes to an operand, or gives what is no tensor of its own.
     """
-    operands = [*operands, *_sizes_not_told(operands)]
-    cut = [_cut(branch, operands, trace) for branch in branches]
+    operands = [*operands, *sizes_not_told(operands)]
+    cut = [cut_branch(branch, operands, trace) for branch in branches]
     call = Conditional(tracer, read(tracer, tracer.traced(predicate)), cut, operands)
     if not any(branch.parts.backward is not None for branch in cut):
         return tuple(call.forward())
@@ -403,29 +229,32 @@ def trace_loop(
     Raises `TraceError` as `trace_conditional` does, and if a gradient would go through the loop.
     """
     operands = [*carried, *additional]
-    operands += _sizes_not_told(operands)
+    operands += sizes_not_told(operands)
     like, count = [snapshot(value) for value in carried], len(carried)
     graphs: list[GraphModule] = []
     for gm, patterns in zip(given, (None, like), strict=True):
-        cut = _cut(gm, operands, trace)
+        cut = cut_branch(gm, operands, trace)
         if cut.parts.backward is not None:
             raise TraceError("a gradient through torch.while_loop")
 
         def outputs(tracer: Tracer, results: list[Any], patterns: Any = patterns) -> list[Node]:
             if patterns is None:
                 return results[:1]
-            return [tracer.like(r, one) for r, one in zip(results[:count], patterns, strict=True)]
+            return [
+                shaped_like(tracer, r, one)
+                for r, one in zip(results[:count], patterns, strict=True)
+            ]
 
         forward, places = cut.parts.forward, range(len(operands))
-        graphs.append(_assembled(operands, forward, places, outputs, tracer.decompositions))
-    told = _output(graphs[0])  # a condition gives its tensor alone
+        graphs.append(assembled(operands, forward, places, outputs, tracer.decompositions))
+    told = output_of(graphs[0])  # a condition gives its tensor alone
     told.args, told.meta["val"] = cast(Any, told.args[0]), told.meta["val"][0]
-    used = _used(graphs) | set(range(count))
-    names = [tracer.subgraph(_without(graph, used)) for graph in graphs]
+    used = used_operands(graphs) | set(range(count))
+    names = [tracer.subgraph(without_unused(graph, used)) for graph in graphs]
     nodes = [tracer.nodes(operand) for operand in operands]
     rest = tuple(node for i, node in enumerate(nodes) if i in used and i >= count)
-    node = tracer.call(WHILE, (*names, tuple(nodes[:count]), rest), _values(graphs[1]))
-    _note_checks(node, graphs)
+    node = tracer.call(WHILE, (*names, tuple(nodes[:count]), rest), result_values(graphs[1]))
+    note_checks(node, graphs)
     return tuple(fresh(part) for part in tracer.parts(node))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import BackwardFacts, LostGradients
-from dovetail_autograd_aot.graph.node_facts import UNUSED
+from dovetail_autograd_aot.graph.fast_graph import UNUSED
 from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.joint.user_backwards import UserGradients
 from dovetail_autograd_aot.outputs.output_aliasing import storage_order_strides

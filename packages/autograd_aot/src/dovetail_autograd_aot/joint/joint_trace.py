@@ -33,14 +33,13 @@ from dovetail_autograd_aot.boundary import (
     OtherCounters,
     Signature,
 )
-from dovetail_autograd_aot.graph.fast_graph import FastGraph, hold
-from dovetail_autograd_aot.graph.node_facts import UNUSED
+from dovetail_autograd_aot.graph.fast_graph import UNUSED, FastGraph, hold
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.joint import input_mutations
 from dovetail_autograd_aot.joint.conditionals import trace_conditional, trace_loop
 from dovetail_autograd_aot.joint.data_checks import keep_checks
+from dovetail_autograd_aot.joint.input_mutations import moved_inputs
 from dovetail_autograd_aot.joint.joint_backward import JointBackward, TracedBackward
-from dovetail_autograd_aot.joint.mutated_view_inputs import moved_inputs
 from dovetail_autograd_aot.joint.primals import Examples, Primals
 from dovetail_autograd_aot.joint.saved_version_counters import other_counters
 from dovetail_autograd_aot.joint.user_backwards import UserGradients
@@ -48,16 +47,12 @@ from dovetail_autograd_aot.outputs.classify import Inputs
 from dovetail_autograd_aot.outputs.gradient_points import gradient_points, through_others
 from dovetail_autograd_aot.outputs.output_aliasing import Classified, classify_outputs
 from dovetail_autograd_aot.subclasses.wrapping import BOUNDARY_FUNCTIONS, Wrapping
-from dovetail_autograd_aot.trace.attention_kernels import AttentionMode
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
 from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
 from dovetail_autograd_aot.trace.engine import trace_settings
-from dovetail_autograd_aot.trace.input_storages import (
-    NonLeaf,
-    symbols_of,
-)
+from dovetail_autograd_aot.trace.input_storages import NonLeaf, symbols_of
 from dovetail_autograd_aot.trace.node_values import attribute_of
-from dovetail_autograd_aot.trace.rewrites import DIRECT_CALLS
+from dovetail_autograd_aot.trace.rewrites import DIRECT_CALLS, RewritingMode
 from dovetail_autograd_aot.trace.storage import (
     ConstantWrittenError,
     StorageNeededError,
@@ -80,11 +75,11 @@ def trace_joint(
     """Trace `gm` ahead of time, forward and (where something requires grad) backward.
 
     `function_mode` makes a `TorchFunctionMode` under which the captured calls run: the place to
-    keep an operator whole that C++ would decompose. `AttentionMode` if none is given. `wrapping`
+    keep an operator whole that C++ would decompose. `RewritingMode` if none is given. `wrapping`
     are the tensor subclasses at the boundary, whose plain graph `gm` is.
     """
     if function_mode is None:
-        function_mode = AttentionMode
+        function_mode = RewritingMode
     lifted = _attributes_to_lift(gm)
     by_storage: list[int] = []
     asked_by: str | None = None  # the node on whose account storages are inputs

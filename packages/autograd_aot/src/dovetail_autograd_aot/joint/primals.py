@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot.boundary import SharedStorage, ViewStep
-from dovetail_autograd_aot.graph.node_facts import WHOLE_STORAGE
+from dovetail_autograd_aot.graph.fast_graph import WHOLE_STORAGE
+from dovetail_autograd_aot.trace.autograd_queries import first_sharing, give_counter
 from dovetail_autograd_aot.trace.input_storages import (
     NonLeaf,
     base_of,
@@ -27,7 +28,6 @@ from dovetail_autograd_aot.trace.input_storages import (
 from dovetail_autograd_aot.trace.node_values import attribute_of
 from dovetail_autograd_aot.trace.storage import TracedStorage, TraceError, wrap
 from dovetail_autograd_aot.trace.tracer import Tracer
-from dovetail_autograd_aot.trace.version_counters import first_sharing, give_counter
 
 
 class Examples:

@@ -29,6 +29,7 @@ from dovetail_autograd_aot.boundary import (
 )
 from dovetail_autograd_aot.outputs.classify import Flow, Inputs, Planned, plan_outputs
 from dovetail_autograd_aot.trace.autograd_queries import (
+    counters_apart,
     grad_flags,
     made_by_user,
     one_of_several,
@@ -42,7 +43,6 @@ from dovetail_autograd_aot.trace.storage import (
     track_of,
 )
 from dovetail_autograd_aot.trace.tracer import Tracer
-from dovetail_autograd_aot.trace.version_counters import counters_apart
 
 aten = torch.ops.aten
 

@@ -22,11 +22,11 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dovetail_autograd_aot.boundary import JointGraph
-from dovetail_autograd_aot.graph.node_facts import ASKED_BY_BACKWARD, GIVEN_WITH
+from dovetail_autograd_aot.graph.fast_graph import ASKED_BY_BACKWARD, GIVEN_WITH
 from dovetail_autograd_aot.graph.op_info import draws_in_backward, draws_random_numbers
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node, view_root
 from dovetail_autograd_aot.partition.recompute import gathers_rows, is_backwards_own
-from dovetail_autograd_aot.trace.input_copies import is_copy_of_input
+from dovetail_autograd_aot.trace.node_values import is_copy_of_input
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from dovetail_prims.node_facts import CHECKED, IN_BACKWARD
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from dovetail_autograd_aot.graph.node_facts import ASKED_BY_BACKWARD
+from dovetail_autograd_aot.graph.fast_graph import ASKED_BY_BACKWARD
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.trace.node_values import hint, value_bytes
 

@@ -15,8 +15,12 @@ from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node, hold
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
 from dovetail_autograd_aot.partition.node_roles import Roles
-from dovetail_autograd_aot.trace.input_copies import can_be_read_from_input
-from dovetail_autograd_aot.trace.node_values import same_metadata, values, values_of
+from dovetail_autograd_aot.trace.node_values import (
+    can_be_read_from_input,
+    same_metadata,
+    values,
+    values_of,
+)
 
 aten = torch.ops.aten
 

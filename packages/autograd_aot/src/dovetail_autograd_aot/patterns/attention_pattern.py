@@ -17,8 +17,8 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -29,6 +29,18 @@ from dovetail_prims.sdpa import choose_backend
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from dovetail_autograd_aot.patterns.attention_steps import (
+    HALVES,
+    Written,
+    cast_source,
+    dropped_nothing,
+    fake_of,
+    operands_of,
+    read_once,
+    softmax_of,
+    writes,
+)
+
 # A score filled with so little has no share beside any that is not filled.
 _NOTHING = -1e4
 # Beside so much a score vanishes in float32.
@@ -36,35 +48,13 @@ _VANISHING = -1e30
 # Of fewer scores in all, laying out the mask as the kernels want it takes longer than they gain (3
 # million: 0.93x in inference, 6 million: 1.33x, 200 million: 2.1x, on an H100).
 WORTH_A_MASK = 1 << 22
-HALVES = (torch.float16, torch.bfloat16)
 
-_PRODUCTS: Collection[Any] = {operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"}
 _FACTORS = {
     operator.mul: False, torch.mul: False, operator.imul: False, "mul": False, "mul_": False,
     operator.truediv: True, torch.div: True, operator.itruediv: True, "div": True, "div_": True,
 }  # fmt: skip
 _SUMS: Collection[Any] = {operator.add, torch.add, operator.iadd, "add", "add_"}
-_SOFTMAX: Collection[Any] = {F.softmax, torch.softmax, "softmax"}
-_DROPOUT: Collection[Any] = {F.dropout, torch.dropout}
 _FILLS: Collection[Any] = {torch.masked_fill, "masked_fill", "masked_fill_"}
-_IN_PLACE = {
-    "setitem", "delitem", "iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod",
-    "imul", "ior", "ipow", "irshift", "isub", "itruediv", "ixor",
-}  # fmt: skip
-CASTS: Collection[Any] = {"float", "half", "bfloat16", "to", "type_as"}
-
-
-@dataclass
-class Written:
-    """What was found from the second product back to the first."""
-
-    scale: float = 1.0
-    hidden: Node | None = None  # True where a score is filled
-    transposed: bool = False  # the first product's right operand is the key as it is
-    inverted: bool = False  # `hidden` is True where one is kept
-    fill: float = 0.0
-    added: Node | None = None  # what is added to the scores
-    chain: list[Node] = field(default_factory=list)  # what nobody else may read
 
 
 def recognise_attention(
@@ -209,13 +199,13 @@ def _match(
         return None
     node, value = operands
     written = Written()
-    for step in (dropped_nothing, _cast, softmax_of, _cast):
+    for step in (dropped_nothing, cast_source, softmax_of, cast_source):
         after = step(node, written)
         if after is None:
             return None
         node = after
     filled = _filled(node, written)
-    found = _first_product(filled, written) or _beside_a_mask(_cast(filled, written), written)
+    found = _first_product(filled, written) or _beside_a_mask(cast_source(filled, written), written)
     if found is None:
         return None
     node, first = found
@@ -239,8 +229,8 @@ def _first_product(node: Node, written: Written) -> tuple[Node, tuple[Node, Node
     """The product of which `node` are the scaled scores, and its operands; `written` is as it was
     where there is none."""
     before = replace(written, chain=list(written.chain))
-    node = _scaled(_cast(node, written), written)
-    first = operands_of(node, written) if _alone(node) else None
+    node = _scaled(cast_source(node, written), written)
+    first = operands_of(node, written) if read_once(node) else None
     if first is None:
         vars(written).update(vars(before))
         return None
@@ -249,7 +239,7 @@ def _first_product(node: Node, written: Written) -> tuple[Node, tuple[Node, Node
 
 def _beside_a_mask(node: Node, written: Written) -> tuple[Node, tuple[Node, Node]] | None:
     """The same for the sum of scores and a mask."""
-    if node.target not in _SUMS or not _alone(node) or written.hidden is not None:
+    if node.target not in _SUMS or not read_once(node) or written.hidden is not None:
         return None
     if node.kwargs or len(node.args) != 2:
         return None
@@ -278,17 +268,6 @@ def _may_change(first: Node, last: Node, written: Written) -> bool:
     return False
 
 
-def writes(node: Node) -> bool:
-    """True for an operation in place, and for what may be one."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable:
-        return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    if getattr(operator, name, None) is node.target:
-        return name in _IN_PLACE
-    return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
-
-
 def _mask_fits(written: Written, scores: FakeTensor) -> bool:
     if written.hidden is None and written.added is None:
         return True
@@ -299,92 +278,9 @@ def _mask_fits(written: Written, scores: FakeTensor) -> bool:
     return many and fits and mask is not None and 2 <= len(mask._sizes) <= len(scores._sizes)
 
 
-def fake_of(node: Any) -> FakeTensor | None:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return value if isinstance(value, FakeTensor) else None
-
-
-def _alone(node: Any) -> bool:
-    """True for a node that is needed for one other alone."""
-    return isinstance(node, Node) and len(node.users) == 1 and fake_of(node) is not None
-
-
-def operands_of(node: Node, written: Written | None = None) -> tuple[Node, Node] | None:
-    """The two factors of a product of matrices; with `written`, of the first one."""
-    args: Sequence[Any] = node.args
-    if node.target is torch.functional.einsum and args and isinstance(args[0], str):
-        if not _is_product(args[0], written is not None):
-            return None
-        args = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-        if written is not None:
-            written.transposed = True
-    elif node.target not in _PRODUCTS:
-        return None
-    if len(args) != 2 or node.kwargs:
-        return None
-    left, right = args
-    return (left, right) if isinstance(left, Node) and isinstance(right, Node) else None
-
-
-def _is_product(equation: str, of_keys: bool) -> bool:
-    """True for `...id,...jd->...ij` (queries by keys) or `...ij,...jd->...id`."""
-    left, comma, rest = equation.replace(" ", "").partition(",")
-    right, arrow, out = rest.partition("->")
-    letters = set(left + right)
-    if not (comma and arrow and len(left) == len(right) == len(out) >= 3):
-        return False
-    batch = left[:-2]
-    distinct = len(letters) == len(batch) + 3 and all(letter.isalpha() for letter in letters)
-    same = right[:-2] == out[:-2] == batch and out[-2] == left[-2]
-    if of_keys:
-        return distinct and same and left[-1] == right[-1] and out[-1] == right[-2]
-    return distinct and same and left[-1] == right[-2] and out[-1] == right[-1]
-
-
-def dropped_nothing(node: Node, written: Written) -> Node | None:
-    """What goes through a dropout that drops nothing."""
-    if node.target not in _DROPOUT:
-        return node
-    named = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
-    source, idle = named.get("input"), named.get("training", True) is False or named.get("p") == 0
-    if not idle or not _alone(node) or not isinstance(source, Node):
-        return None
-    written.chain.append(node)
-    return source
-
-
-def _cast(node: Node, written: Written) -> Node:
-    """What was converted from one floating type to another, if that is all."""
-    while node.target in CASTS and node.op == "call_method" and _alone(node):
-        source = node.args[0]
-        before, after = fake_of(source), fake_of(node)
-        if before is None or after is None or before._device != after._device:
-            return node
-        if not (before._dtype.is_floating_point and after._dtype.is_floating_point):
-            return node
-        assert isinstance(source, Node)
-        written.chain.append(node)
-        node = source
-    return node
-
-
-def softmax_of(node: Node, written: Written) -> Node | None:
-    """A softmax over the last dimension."""
-    if node.target not in _SOFTMAX or not _alone(node):
-        return None
-    named = dict(zip(("input", "dim"), node.args, strict=False)) | node.kwargs
-    source, dim, own = named.get("input"), named.get("dim"), fake_of(node)
-    if named.keys() - {"input", "dim", "dtype", "_stacklevel"} or own is None:
-        return None
-    if own._dtype not in (*HALVES, torch.float32) or dim not in (-1, len(own._sizes) - 1):
-        return None
-    written.chain.append(node)
-    return source if isinstance(source, Node) else None
-
-
 def _filled(node: Node, written: Written) -> Node:
     """What a mask fills with next to nothing."""
-    if not _alone(node) or node.kwargs or len(node.args) != 3:
+    if not read_once(node) or node.kwargs or len(node.args) != 3:
         return node
     if node.target in _FILLS:
         source, mask, value = node.args
@@ -412,7 +308,7 @@ def _filled(node: Node, written: Written) -> Node:
 
 def _scaled(node: Node, written: Written) -> Node:
     """What was multiplied by a number, or divided by one."""
-    while node.target in _FACTORS and _alone(node) and not node.kwargs and len(node.args) == 2:
+    while node.target in _FACTORS and read_once(node) and not node.kwargs and len(node.args) == 2:
         source, factor = node.args
         if isinstance(source, float | int) and not _FACTORS[node.target]:
             source, factor = factor, source

@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from dovetail_autograd_aot.patterns.attention_pattern import (
-    CASTS,
-    HALVES,
+from dovetail_autograd_aot.patterns.attention_steps import (
     Written,
     dropped_nothing,
     fake_of,
+    float_source,
+    is_pure,
+    narrow_source,
     operands_of,
     softmax_of,
-    writes,
 )
 
 # Of fewer scores the library's products and a softmax in memory take less time.
@@ -52,32 +52,14 @@ _SUNK: Collection[Any] = {
 _MAPPED = "vmap_of_graph"  # the name of a function that was captured to be mapped
 
 
-@dataclass
-class Found:
-    """Attention in a graph: `last` is the product that ends it, `sums` what gives the logarithms of
-    the sums of exponentials, if something does. `path` leads from the first product to the scores
-    that shares are made of; `sunk` is computed with it, `captured` read by it.
+@dataclass(frozen=True)
+class Operands:
+    """Queries, keys (`transposed`: as they are, not turned) and values, [b, h, n, d]."""
 
-    Where attention with a mask is what the program calls, there is neither product nor path: scores
-    are `scale` times the products, where `mask` holds.
-    """
-
-    last: Node
     query: Node
     key: Node
     value: Node
-    transposed: bool  # the key is as it is
-    empty: float
-    product: Node | None = None
-    scores: Node | None = None
-    sums: Node | None = None
-    mask: Node | None = None
-    scale: float = 1.0
-    path: list[Node] = field(default_factory=list)
-    sunk: list[Node] = field(default_factory=list)
-    captured: list[Node] = field(default_factory=list)
-    score: str = ""  # the function as text,
-    derived: bool = False  # with its derivative
+    transposed: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,6 +72,39 @@ class Found:
         """Where all is computed."""
         found: torch.device = self.query.meta["val"]._device
         return found
+
+
+@dataclass
+class ScoreFunction:
+    """The nodes between the first product and the scores that shares are made of: `path` leads from
+    the one to the other; `sunk` is computed with it, `captured` read by it. Once it is traced:
+    the function as `text`, `derived` if that has its derivative."""
+
+    path: list[Node] = field(default_factory=list)
+    sunk: list[Node] = field(default_factory=list)
+    captured: list[Node] = field(default_factory=list)
+    text: str = ""
+    derived: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """Attention in a graph: `last` is the product that ends it, `sums` what gives the logarithms of
+    the sums of exponentials, if something does; a row of no scores gives `empty`.
+
+    Where attention with a mask is what the program calls, there is neither product nor path: scores
+    are `scale` times the products, where `mask` holds.
+    """
+
+    last: Node
+    operands: Operands
+    empty: float
+    product: Node | None = None
+    scores: Node | None = None
+    sums: Node | None = None
+    mask: Node | None = None
+    scale: float = 1.0
+    function: ScoreFunction = field(default_factory=ScoreFunction)
 
 
 def match(
@@ -118,10 +133,10 @@ def match(
     first = operands_of(product, written)
     if first is None:
         return None
-    query = _narrow_source(first[0])
+    query = narrow_source(first[0])
     key, transposed = _keys(first[1], written.transposed)
-    operands = (query, key, _unrepeated(value), transposed)
-    found = Found(last, *operands, empty, product, scores, sums)
+    operands = Operands(query, key, _unrepeated(value), transposed)
+    found = Found(last, operands, empty, product, scores, sums)
     if not _fits(found, device_type, dtypes) or not _find_path(found, readers, order):
         return None
     return found
@@ -153,23 +168,23 @@ def _with_a_mask(last: Node) -> Found | None:
     if len(operands) != 3 or not isinstance(seen, Node) or fake_of(seen) is None:
         return None
     query, key, value = operands
-    return Found(last, query, key, value, True, 0.0, mask=seen, scale=scale)
+    return Found(last, Operands(query, key, value, True), 0.0, mask=seen, scale=scale)
 
 
 def _softmax_in_one(shares: Node) -> tuple[Node, None, set[Node], float] | None:
     """The scores of which `shares` are the softmax, and who reads them for it."""
     written = Written()
-    node = dropped_nothing(_float_source(shares), written)
+    node = dropped_nothing(float_source(shares), written)
     if node is None:
         return None
-    softmax = _float_source(node)
+    softmax = float_source(node)
     source = softmax_of(softmax, written)
     return None if source is None else (source, None, {softmax}, math.nan)
 
 
 def _softmax_in_parts(shares: Node) -> tuple[Node, Node, set[Node], float] | None:
     """The same of exp(scores - logsumexp(scores)), of which a row of nothing is 0."""
-    node = _float_source(shares)
+    node = float_source(shares)
     if node.target is not torch.exp or not isinstance(node.args[0], Node):
         return None
     less = node.args[0]
@@ -191,50 +206,24 @@ def _softmax_in_parts(shares: Node) -> tuple[Node, Node, set[Node], float] | Non
     return scores, sums, {less, sums}, 0.0
 
 
-def _float_source(node: Node) -> Node:
-    """What was converted between floating types, if that is all."""
-    while node.target in CASTS and node.op == "call_method" and len(node.users) == 1:
-        source = node.args[0]
-        before, after = fake_of(source), fake_of(node)
-        if before is None or after is None or not isinstance(source, Node):
-            break
-        if not (before._dtype.is_floating_point and after._dtype.is_floating_point):
-            break
-        node = source
-    return node
-
-
-def _narrow_source(node: Node) -> Node:
-    """What was converted to a wider floating type."""
-    while node.target in CASTS and node.op == "call_method":
-        source = node.args[0]
-        before, after = fake_of(source), fake_of(node)
-        if before is None or after is None or not isinstance(source, Node):
-            break
-        if before._dtype is not after._dtype and before._dtype not in HALVES:
-            break
-        node = source
-    return node
-
-
 def _keys(node: Node, transposed: bool) -> tuple[Node, bool]:
     """The keys in a right factor, each head once; and whether they are as they are, not turned."""
-    node = _narrow_source(node)
+    node = narrow_source(node)
     turned = node.args[1:] in ((-2, -1), (-1, -2), (2, 3), (3, 2))
     if not transposed and node.target in ("transpose", torch.transpose) and turned:
         source = node.args[0]
         if isinstance(source, Node):
-            return _unrepeated(_narrow_source(source)), True
+            return _unrepeated(narrow_source(source)), True
     return node, transposed
 
 
 def _unrepeated(node: Node) -> Node:
     """What heads were repeated of, each in turn; `node` if none were."""
-    node = _narrow_source(node)
+    node = narrow_source(node)
     if node.target in ("repeat_interleave", torch.repeat_interleave):
         source = node.args[0]
         if len(node.args) == 3 and node.args[2] == 1 and type(node.args[1]) is int:
-            return _narrow_source(source) if isinstance(source, Node) else node
+            return narrow_source(source) if isinstance(source, Node) else node
     if node.target in ("reshape", "view"):  # [b, h, n, d] -> [b, h, 1, n, d] -> expanded -> here
         wide = node.args[0]
         if isinstance(wide, Node) and wide.target == "expand" and isinstance(wide.args[0], Node):
@@ -245,7 +234,7 @@ def _unrepeated(node: Node) -> Node:
             (b, h, _, n, d), times = before._sizes, between._sizes[2]
             grouped = tuple(between._sizes) == (b, h, times, n, d)
             if grouped and tuple(after._sizes) == (b, h * times, n, d):
-                return _narrow_source(source)
+                return narrow_source(source)
     return node
 
 
@@ -291,7 +280,10 @@ def _product_below(scores: Node) -> Node | None:
 
 def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bool:
     """Whether there are kernels for such operands, and these gain something."""
-    fakes = [fake_of(n) for n in (found.query, found.key, found.value, found.last)]
+    fakes = [
+        fake_of(n)
+        for n in (found.operands.query, found.operands.key, found.operands.value, found.last)
+    ]
     if any(f is None or len(f._sizes) != 4 for f in fakes):
         return False
     q, k, v, out = (f for f in fakes if f is not None)
@@ -303,7 +295,7 @@ def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bo
         return False
     batch, heads, m, d = q._sizes
     keys, n, e = k._sizes[1], v._sizes[2], v._sizes[3]
-    turned = (n, d) if found.transposed else (d, n)
+    turned = (n, d) if found.operands.transposed else (d, n)
     alike = (k._sizes[0], v._sizes[0], v._sizes[1]) == (batch, batch, keys)
     if not alike or tuple(k._sizes[2:]) != turned or not keys or heads % keys:
         return False
@@ -332,10 +324,10 @@ def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool
     for node in sorted(above, key=order.__getitem__):
         if reached.intersection(node.all_input_nodes):
             reached.add(node)
-    found.path = sorted(reached - {found.product}, key=order.__getitem__)
+    found.function.path = sorted(reached - {found.product}, key=order.__getitem__)
     inside = reached | readers
     ends = {found.scores: readers}
-    if found.scores is found.product and not found.path:
+    if found.scores is found.product and not found.function.path:
         return False  # no function at all
     for node in reached:
         if any(user not in (inside if node in ends else reached) for user in node.users):
@@ -343,7 +335,7 @@ def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool
     between = [n for n in order if order[found.product] < order[n] < order[found.last]]
     if any(n not in reached and not is_pure(n) for n in between):
         return False
-    side = {n for node in found.path for n in node.all_input_nodes} - reached
+    side = {n for node in found.function.path for n in node.all_input_nodes} - reached
     _sink(found, side, order, _barrier(order, found.product))
     return True
 
@@ -362,8 +354,8 @@ def _sink(found: Found, side: Iterable[Node], order: dict[Node, int], barrier: i
             stack.extend(node.all_input_nodes)
         else:
             captured.add(node)
-    found.sunk = sorted(sunk, key=order.__getitem__)
-    found.captured = sorted(captured, key=order.__getitem__)
+    found.function.sunk = sorted(sunk, key=order.__getitem__)
+    found.function.captured = sorted(captured, key=order.__getitem__)
 
 
 def _may_sink(node: Node) -> bool:
@@ -378,35 +370,9 @@ def _barrier(order: dict[Node, int], before: Node) -> int:
     return max(found, default=-1)
 
 
-def is_pure(node: Node) -> bool:
-    """False for what writes, or enters or leaves a mode, or does anything but give a value."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return node.op != "output"
-    return not writes(node) and node.meta.get("val") is not None
-
-
-def lies_anyhow(node: Node) -> bool:
-    """Whether nobody can tell how a tensor lies in memory: it is copied, and the copies lie as they
-    are told."""
-    for user in node.users:
-        if user.op != "call_method":
-            return False
-        copied = user.target == "copy_" and user.args[0] is not node
-        if copied or user.target == "new_empty_strided":
-            continue
-        if user.target == "contiguous" and len(user.args) == 1 and not user.kwargs:
-            continue
-        if user.target not in ("transpose", "permute") or not lies_anyhow(user):
-            return False
-    return True
-
-
 def _is_barrier(node: Node) -> bool:
     """Whether what was computed before may differ from what is computed after. (To leave autocast
     makes no difference to functions of places.)"""
     if node.target is torch.amp.autocast_mode._enter_autocast and node.args[2:3] == (False,):
         return False
     return not is_pure(node)
-
-
-__all__ = ["Found", "is_pure", "lies_anyhow", "match"]

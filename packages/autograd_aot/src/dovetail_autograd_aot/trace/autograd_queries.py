@@ -1,13 +1,20 @@
-"""What autograd says of a traced tensor, also where it says so by an error."""
+"""What autograd says of a tensor, also where it says so by an error; and which tensors share a
+version counter, as views of one memory do and `.data` does not."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
+from torch import Tensor
+from torch._C._autograd import _unsafe_set_version_counter
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import increment_version
+
+from dovetail_autograd_aot.native import nodes_module
 
 
 def grad_flags(tensor: FakeTensor) -> tuple[bool, bool]:
@@ -29,7 +36,7 @@ def why_lost(tensor: FakeTensor) -> str:
     return ""
 
 
-def grad_fn_of(tensor: torch.Tensor) -> Any:
+def grad_fn_of(tensor: Tensor) -> Any:
     """`tensor.grad_fn`; None of a view that autograd lost track of."""
     try:
         if type(tensor) is FakeTensor:
@@ -43,7 +50,7 @@ def grad_fn_of(tensor: torch.Tensor) -> Any:
 def has_history(value: Any) -> bool:
     """Whether it is a tensor that autograd may be asked for a gradient of."""
     try:
-        return isinstance(value, torch.Tensor) and value.requires_grad
+        return isinstance(value, Tensor) and value.requires_grad
     except RuntimeError:  # it lost track of it
         return False
 
@@ -72,6 +79,58 @@ def made_by_user(tensor: FakeTensor) -> bool:
     return tensor._is_view() and bool(torch._C._autograd._get_creation_meta(tensor) == in_function)
 
 
-def seen_base(tensor: torch.Tensor) -> Any:
+def seen_base(tensor: Tensor) -> Any:
     """What autograd takes for the base of views of a tensor."""
     return tensor if tensor._base is None else tensor._base
+
+
+# --- version counters -----------------------------------------------------------------------------
+
+
+def share_counter(one: Tensor, other: Tensor) -> bool:
+    """Whether a write to one tensor is counted for the other."""
+    return bool(nodes_module().shares_counter(one, other))
+
+
+def first_sharing(number: int, among: Sequence[int], tensors: Sequence[Tensor]) -> int:
+    """The first of the tensors `among` others that shares the counter of tensor `number`; this
+    itself if none does."""
+    own = tensors[number]
+    return next((i for i in among if share_counter(own, tensors[i])), number)
+
+
+def give_counter(tensor: Tensor, of: Tensor) -> None:
+    """Let a tensor, of which no views were taken yet, have the version counter of another."""
+    nodes_module().give_counter(tensor, of)
+
+
+def counters_apart(outputs: Sequence[tuple[Tensor, Tensor | None]]) -> list[int | None]:
+    """For each (output, the tensor that it is taken from), None if they share a version counter or
+    it is taken from none, else a number: those of one number share one."""
+    found: list[int | None] = [None] * len(outputs)
+    apart: list[int] = []
+    for i, (output, base) in enumerate(outputs):
+        counted = base is not None and not output.is_inference() and not base.is_inference()
+        if counted and i not in _sharing(base, outputs, [i]):
+            apart.append(i)
+    while apart:
+        number = apart[0]
+        output, base = outputs[number]
+        of_base = [i for i in apart if outputs[i][1] is base]
+        for i in _sharing(output, outputs, of_base):
+            found[i] = number
+            apart.remove(i)
+    return found
+
+
+def _sharing(
+    tensor: Tensor | None, outputs: Sequence[tuple[Tensor, Any]], among: Sequence[int]
+) -> list[int]:
+    """The outputs that a write to `tensor` is counted for: one is, and is taken back."""
+    assert tensor is not None
+    version = tensor._version
+    before = [outputs[i][0]._version for i in among]
+    increment_version(tensor)
+    sharing = [i for i, v in zip(among, before, strict=True) if outputs[i][0]._version != v]
+    _unsafe_set_version_counter((tensor,), (version,))
+    return sharing

@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dovetail_autograd_aot.graph.node_facts import CONSTANT_KIND
+from dovetail_autograd_aot.graph.fast_graph import CONSTANT_KIND
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 
 # Computing a larger constant while tracing would cost more than it is worth.

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Parameter
 
 from dovetail_autograd_aot.boundary import SharedStorage, ViewStep
+from dovetail_autograd_aot.trace.autograd_queries import first_sharing, share_counter
 from dovetail_autograd_aot.trace.storage import (
     TracedStorage,
     TraceError,
@@ -27,7 +28,6 @@ from dovetail_autograd_aot.trace.storage import (
     reaches_into_itself,
     wrap,
 )
-from dovetail_autograd_aot.trace.version_counters import first_sharing, share_counter
 
 aten = torch.ops.aten
 

@@ -30,7 +30,7 @@ from dovetail_autograd_aot.trace.input_storages import extent
 from dovetail_autograd_aot.trace.node_values import flatten, same_sizes
 from dovetail_autograd_aot.trace.samplers import INTO, drawn, drawn_into, is_sampler
 from dovetail_autograd_aot.trace.storage import TraceError, fresh, read, track_of
-from dovetail_autograd_aot.trace.storage import write as write_value
+from dovetail_autograd_aot.trace.storage_writes import write as write_value
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.trace.tracer import Tracer

@@ -1,7 +1,12 @@
-"""Calls whose derivative, as PyTorch writes it, has a shape that depends on data or asks for a
-number that does, by others whose derivative does not; calls that would ask for the numbers of
+"""Calls of captured programs that are rewritten above autograd, where `RewritingMode` sees them.
+
+They are those whose derivative, as PyTorch writes it, has a shape that depends on data or asks for
+a number that does, by others whose derivative does not; calls that would ask for the numbers of
 symbolic sizes; and calls that PyTorch does not write the results of where they are to go once it
-knows that somebody looks on. They are rewritten above autograd, where `AttentionMode` sees them."""
+knows that somebody looks on. Attention whose mask is made of constants and hides nothing (models
+build one where eager skips it) gets none, for one that hides what comes later there are kernels
+that need none; then what `REWRITES` lists comes (attention on a GPU is there).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS, is_one_truth, set_if
+import torch.nn.functional as F
+from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS, call_form, is_one_truth, set_if
 from torch import Tensor
 from torch._C import _functorch
+from torch.overrides import TorchFunctionMode
 
-from dovetail_autograd_aot.trace.cumulative_products import running_product
+from dovetail_autograd_aot.trace.constants import kind_of_constant
+from dovetail_autograd_aot.trace.node_values import same_size
 
 
 def _gets_gradient(value: Any) -> bool:
@@ -157,6 +165,62 @@ def _spread(with_mean: bool, root: bool) -> Callable[..., Any]:
     return form
 
 
+# --- cumprod --------------------------------------------------------------------------------------
+# (A derivative of a few operators, whatever the data and the number of elements. PyTorch's own asks
+# the data whether a factor is zero; where it cannot (PyTorch 2.11), it computes the derivative by
+# each factor from scratch: thousands of operators for a thousand elements.)
+
+
+class _RunningProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        result = x.cumprod(dim)
+        ctx.save_for_backward(x, result)
+        ctx.dim = dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, result = (saved.conj() for saved in ctx.saved_tensors)
+        if same_size(x.shape[ctx.dim], 1):
+            return gradient, None  # (in eager, too, it lies as it is given)
+        if torch.is_grad_enabled():  # it will be differentiated
+            found = _by_each_factor(gradient, x, ctx.dim)
+        else:
+            found = _by_quotients(gradient, x, result, ctx.dim)
+        return found.contiguous(), None  # as PyTorch's own lies
+
+
+def _by_quotients(gradient: Tensor, x: Tensor, result: Tensor, dim: int) -> Tensor:
+    """The derivative by the factors before the first zero of a row is a quotient; by those after it
+    it is zero; by the zero itself, a sum over the products without it."""
+    zero = x == 0
+    zeros = zero.cumsum(dim)
+    first = zero & (zeros == 1)
+    sums_from_here_on = (gradient * result).flip(dim).cumsum(dim).flip(dim)
+    quotient = sums_from_here_on / torch.where(zero, 1, x)
+    without = torch.where(first, 1, x).cumprod(dim)
+    by_zero = torch.where(zeros > 0, gradient * without, 0).sum(dim, keepdim=True)
+    return torch.where(first, by_zero, torch.where(zeros == 0, quotient, 0))
+
+
+def _by_each_factor(gradient: Tensor, x: Tensor, dim: int) -> Tensor:
+    """The product of the factors before each, times the sum over the products of those after it: as
+    many terms as pairs of elements, but right where zeros are, too, when it is differentiated."""
+    x, gradient = x.movedim(dim, -1), gradient.movedim(dim, -1)
+    pairs = torch.ones(x.shape[-1], x.shape[-1], dtype=torch.bool, device=x.device)
+    after = torch.where(pairs.triu(1), x.unsqueeze(-2), 1).cumprod(-1)
+    sums = torch.where(pairs.triu(), gradient.unsqueeze(-2) * after, 0).sum(-1)
+    before = torch.cat([torch.ones_like(x[..., :1]), x[..., :-1].cumprod(-1)], -1)
+    return (before * sums).movedim(-1, dim)
+
+
+def running_product(x: Tensor, dim: int) -> Tensor:
+    """`x.cumprod(dim)` of a tensor with dimensions that gets a gradient."""
+    result: Tensor = _RunningProduct.apply(x, dim)
+    return result
+
+
 def _cumprod(in_place: bool) -> Callable[..., Any]:
     """`cumprod` and `cumprod_` outside of the transforms of `torch.func`."""
 
@@ -252,3 +316,50 @@ REWRITES: Mapping[Any, Callable[..., Any]] = {
     **{function: _scaled_product(function) for function in _PRODUCTS},
 }
 """By function; one that returns NotImplemented leaves the call as it is."""
+
+
+# --- the mode -------------------------------------------------------------------------------------
+
+
+class RewritingMode(TorchFunctionMode):
+    """Intercepts attention, and what `REWRITES` lists; everything else passes through."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            named = dict(zip(names, args, strict=False)) | kwargs
+            mask = named.get("attn_mask")
+            hidden = "" if mask is None else kind_of_constant(mask, what_is_hidden)
+            if hidden == "nothing":
+                named["attn_mask"] = None
+            elif hidden == "the future" and not named.get("is_causal"):
+                named |= {"attn_mask": None, "is_causal": True}
+            args, kwargs = (named.pop("query"),), named
+        rewrite = REWRITES.get(func)
+        if rewrite is not None:
+            result = call_form(rewrite, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+
+def what_is_hidden(mask: Tensor) -> str:
+    """What a mask hides: "nothing"; "the future", if it is square and each query sees the keys up
+    to its own place; or "" for anything else. It is boolean, or added: then it is 0 or -inf."""
+    if mask.dtype is torch.bool:
+        seen = mask
+    elif mask.is_floating_point():
+        seen = mask == 0
+        if not bool((seen | (mask == -torch.inf)).all()):
+            return ""
+    else:
+        return ""
+    if bool(seen.all()):
+        return "nothing"
+    if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2]:
+        return ""
+    past = torch.ones(mask.shape[-2:], dtype=torch.bool).tril()
+    return "the future" if bool((seen == past).all()) else ""

@@ -24,30 +24,26 @@ from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.boundary import ViewStep
 from dovetail_autograd_aot.graph.op_info import OpKind, op_info
-from dovetail_autograd_aot.trace import metadata_mutations, mutations, selective_checkpoint, views
+from dovetail_autograd_aot.trace import metadata_mutations, mutations, views
 from dovetail_autograd_aot.trace.derivative_fixes import fills_in_place
-from dovetail_autograd_aot.trace.input_copies import begins_its_memory, views_memory
-from dovetail_autograd_aot.trace.node_recorder import NodeRecorder
+from dovetail_autograd_aot.trace.node_recorder import NodeRecorder, Policy, is_asked, selected
 from dovetail_autograd_aot.trace.node_values import (
+    begins_its_memory,
     flatten,
-    hint,
-    same_size,
     same_sizes,
-    same_strides,
-    viewable,
+    views_memory,
     wrapped,
     wrapped_dict,
 )
-from dovetail_autograd_aot.trace.selective_checkpoint import Policy
 from dovetail_autograd_aot.trace.storage import (
     TracedStorage,
     TraceError,
-    as_it_lay,
     fresh,
     read,
     track_of,
     wrap,
 )
+from dovetail_autograd_aot.trace.storage_writes import as_it_lay, shaped_like
 
 aten = torch.ops.aten
 
@@ -135,8 +131,8 @@ class Tracer(NodeRecorder, DispatchMode):
         kwargs = kwargs or {}
         if args and type(args[0]) in _NUMBERS:
             args = self._with_number_as_tensor(func, args, kwargs)
-        if self.policy is not None and selective_checkpoint.is_asked(kind) and not self.in_backward:
-            return selective_checkpoint.selected(self, func, args, kwargs)
+        if self.policy is not None and is_asked(kind) and not self.in_backward:
+            return selected(self, func, args, kwargs)
         if func in _CHECKS:
             return self._check(func, args, kwargs)
         if kind is OpKind.QUERY:
@@ -209,7 +205,7 @@ class Tracer(NodeRecorder, DispatchMode):
     def _pure(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that computes new values and nothing else."""
         if func in _STRIDED and dense_order(args[-2], args[-1]) is None:
-            return self._strided_part(args, kwargs)
+            return views.strided_part(self, args, kwargs)
         if func is aten.cudnn_batch_norm_backward.default:
             # The forward was recorded as the native batch norm (see `mutations.py`).
             x, grad, weight, mean, var, save_mean, save_invstd, eps, _ = args
@@ -221,7 +217,7 @@ class Tracer(NodeRecorder, DispatchMode):
             x, mask, number = args
             with self:
                 filled = self.traced(torch.where(mask, number, x))
-            return fresh(self.like(read(self, filled), self.traced(x)))
+            return fresh(shaped_like(self, read(self, filled), self.traced(x)))
         result = self._decomposed(func, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -284,20 +280,6 @@ class Tracer(NodeRecorder, DispatchMode):
         if isinstance(result, (list, tuple)):
             return type(result)(self.fresh_results(r) for r in result)
         return result
-
-    def _strided_part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """(new_)empty_strided with gaps or overlaps: a view of all its memory, so that what is
-        written there lies as the strides say."""
-        sizes, strides = args[-2:]
-        if len(args) == 3:
-            given = {k: v for k, v in kwargs.items() if v is not None}
-            kwargs = {"dtype": args[0].dtype, "device": args[0].device, **given}
-        count = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
-        with self:
-            whole = aten.empty.memory_format([count], **kwargs)
-            track_of(whole).storage.part = tuple(sizes), tuple(strides)
-            part: Tensor = aten.as_strided.default(whole, sizes, strides)
-        return part
 
     def _own(self, result: Any) -> Any:
         """A decomposition may return an argument, or views of one: the operator returns none."""
@@ -384,25 +366,10 @@ class Tracer(NodeRecorder, DispatchMode):
             return base
         physical = views.PHYSICAL.get(step.op)
         if physical is not None:
-            return as_it_lay(self, self._of_each_element_once(physical, base), base.meta["val"])
+            return as_it_lay(
+                self, views.of_each_element_once(self, physical, base), base.meta["val"]
+            )
         return self.node_op(step.op, (base, *step.args), dict(step.kwargs))
-
-    def _of_each_element_once(self, func: OpOverload, base: Node) -> Node:
-        """A pointwise operator of an expanded tensor is expanded, too: what is computed from it
-        lies in memory as eager's does."""
-        val = base.meta["val"]
-        memory = views.memory_of_overlapping(base)
-        if memory is not None:
-            where = (self.node_op(func, (memory,), {}), val._sizes, val._strides, val._offset)
-            return self.node_op(aten.as_strided.default, where, {})
-        one = base
-        for dim, (size, stride) in enumerate(zip(val._sizes, val._strides, strict=True)):
-            if type(stride) is int and stride == 0 and not same_size(size, 1):
-                one = self.node_op(aten.slice.Tensor, (one, dim, 0, 1), {})
-        result = self.node_op(func, (one,), {})
-        if one is base:
-            return result
-        return self.node_op(aten.expand.default, (result, [self.nodes(s) for s in val._sizes]), {})
 
     def with_own_memory(self, node: Node) -> Node:
         """`node`, or a copy of it: as_strided counts from the beginning of the memory, which must
@@ -420,44 +387,6 @@ class Tracer(NodeRecorder, DispatchMode):
         if node not in self._own_copies:
             self._own_copies[node] = self.emit_clone(node)
         return self._own_copies[node]
-
-    # --- shaping values ---------------------------------------------------------------------------
-
-    def like(self, value: Node, pattern: FakeTensor, *, strides: bool = True) -> Node:
-        """`value` with the dtype, shape (broadcast), device and strides of `pattern`."""
-        val = value.meta["val"]
-        if val._dtype != pattern._dtype:
-            value = self.node_op(aten._to_copy.default, (value,), {"dtype": pattern._dtype})
-            val = value.meta["val"]
-        if val._device != pattern._device:
-            value = self.node_op(aten._to_copy.default, (value,), {"device": pattern._device})
-            val = value.meta["val"]
-        if not same_sizes(val._sizes, pattern._sizes):
-            sizes = [self.nodes(s) for s in pattern._sizes]
-            value = self.node_op(aten.expand.default, (value, sizes), {})
-            val = value.meta["val"]
-        if strides and not same_strides(val, pattern):
-            value = self._restride(value, pattern)
-        return value
-
-    def _restride(self, value: Node, pattern: FakeTensor) -> Node:
-        """The same values laid out in the order of `pattern`'s strides, without gaps."""
-        order = sorted(range(len(pattern._sizes)), key=lambda d: (-hint(pattern._strides[d]), d))
-        inverse = [order.index(d) for d in range(len(order))]
-        permuted = self.node_op(aten.permute.default, (value, order), {})
-        dense = self.node_op(
-            aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format}
-        )
-        return self.node_op(aten.permute.default, (dense, inverse), {})
-
-    def reshape(self, value: Node, sizes: tuple[Any, ...]) -> Node:
-        """`value` in another shape: a view if its strides allow, else a copy."""
-        size_nodes = [self.nodes(s) for s in sizes]
-        if not viewable(value.meta["val"], sizes):
-            value = self.node_op(
-                aten.clone.default, (value,), {"memory_format": torch.contiguous_format}
-            )
-        return self.node_op(aten.view.default, (value, size_nodes), {})
 
 
 def _is_number(value: Tensor) -> bool:

@@ -18,8 +18,13 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import ViewsAtOnce, ViewStep
 from dovetail_autograd_aot.trace.constants import untraced
-from dovetail_autograd_aot.trace.input_copies import views_memory
-from dovetail_autograd_aot.trace.node_values import hint, same_metadata, same_size, values
+from dovetail_autograd_aot.trace.node_values import (
+    hint,
+    same_metadata,
+    same_size,
+    values,
+    views_memory,
+)
 from dovetail_autograd_aot.trace.storage import (
     StorageNeededError,
     TracedStorage,
@@ -230,3 +235,36 @@ def memory_of_overlapping(node: Node) -> Node | None:
     memory = root.meta["val"]
     known = all(type(n) is int for n in memory._sizes)
     return root if known and memory._dtype is val._dtype and is_dense(memory) else None
+
+
+def of_each_element_once(tracer: Tracer, func: OpOverload, base: Node) -> Node:
+    """A pointwise operator of an expanded tensor is expanded, too: what is computed from it
+    lies in memory as eager's does."""
+    val = base.meta["val"]
+    memory = memory_of_overlapping(base)
+    if memory is not None:
+        where = (tracer.node_op(func, (memory,), {}), val._sizes, val._strides, val._offset)
+        return tracer.node_op(aten.as_strided.default, where, {})
+    one = base
+    for dim, (size, stride) in enumerate(zip(val._sizes, val._strides, strict=True)):
+        if type(stride) is int and stride == 0 and not same_size(size, 1):
+            one = tracer.node_op(aten.slice.Tensor, (one, dim, 0, 1), {})
+    result = tracer.node_op(func, (one,), {})
+    if one is base:
+        return result
+    return tracer.node_op(aten.expand.default, (result, [tracer.nodes(s) for s in val._sizes]), {})
+
+
+def strided_part(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """(new_)empty_strided with gaps or overlaps: a view of all its memory, so that what is
+    written there lies as the strides say."""
+    sizes, strides = args[-2:]
+    if len(args) == 3:
+        given = {k: v for k, v in kwargs.items() if v is not None}
+        kwargs = {"dtype": args[0].dtype, "device": args[0].device, **given}
+    count = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    with tracer:
+        whole = aten.empty.memory_format([count], **kwargs)
+        track_of(whole).storage.part = tuple(sizes), tuple(strides)
+        part: Tensor = aten.as_strided.default(whole, sizes, strides)
+    return part
