@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import cProfile
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,3 +285,18 @@ def test_a_class_has_a_name_in_its_report() -> None:
 
     assert torch.equal(Doubled()(torch.ones(2)), torch.full((2,), 2.0))
     assert dovetail.report(Doubled).as_text().startswith("doubling: 1 graphs")
+
+
+def test_what_the_cache_warns_of_while_a_graph_is_compiled_is_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is no warning of an operator, which capture has told of already."""
+    unusable = tmp_path / "file"
+    unusable.write_text("no folder")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(unusable))
+    code = (
+        "import torch, dovetail\n"
+        "print(dovetail.compile(lambda x: x.exp() + 1)(torch.ones(8)).sum().item())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.count("CacheWarning") == 1 and "cannot be used" in done.stderr

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dovetail_capture.reporting.failures import UncompiledWarning
 from torch import Tensor, nn
 
 import dovetail
@@ -235,7 +236,7 @@ def test_threads_call_one_region(engine: str) -> None:
 
 def test_a_graph_of_which_nothing_runs_there_is_warned_of(engine: str) -> None:
     compiled = dovetail.compile(lambda x: x.cumsum(0) + 1, backend=engine)
-    with pytest.warns(UserWarning, match=f"{engine} computes nothing of a graph.*float64"):
+    with pytest.warns(UncompiledWarning, match=f"{engine} computes nothing of a graph.*float64"):
         compiled(torch.ones(3, dtype=torch.float64))
 
 

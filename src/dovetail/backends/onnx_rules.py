@@ -14,25 +14,15 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from dovetail.backends.onnx_moving_rules import (
+    MOVING,
+    arguments_of,
+    ints,
+    named,
+    only_floats,
+    shape_of,
+)
 from dovetail.backends.onnx_writer import ModelWriter, Rule, Unsupported
-
-_LARGEST = np.iinfo(np.int64).max
-
-
-def _arguments(node: Node) -> dict[str, Any]:
-    """The arguments of a call by name, with the schema's defaults."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    found = {a.name: a.default_value for a in schema.arguments}
-    found.update(zip(found, node.args, strict=False))
-    return {**found, **node.kwargs}
-
-
-def _shape(node: Node) -> list[int]:
-    return list(node.meta["val"].shape)
-
-
-def _ints(w: ModelWriter, values: Sequence[int]) -> str:
-    return w.constant(list(values), np.int64)
 
 
 def _unary(op: str) -> Rule:
@@ -44,17 +34,12 @@ def _unary(op: str) -> Rule:
 
 def _binary(op: str) -> Rule:
     def rule(w: ModelWriter, node: Node) -> str:
-        _only_floats(node)
-        if _arguments(node).get("alpha", 1) != 1:
+        only_floats(node)
+        if arguments_of(node).get("alpha", 1) != 1:
             raise Unsupported("a sum with a factor, which eager rounds once")
         return w.emit(op, *(w.of(arg) for arg in node.args[:2]))
 
     return rule
-
-
-def _only_floats(node: Node) -> None:
-    if node.meta["val"].dtype != torch.float32:
-        raise Unsupported("arithmetic that is not on floats")
 
 
 def _comparison(op: str, negated: bool = False, swapped: bool = False) -> Rule:
@@ -77,91 +62,11 @@ def _logical(op: str) -> Rule:
     return rule
 
 
-def _reshaped(w: ModelWriter, node: Node) -> str:
-    first = node.args[0]
-    assert isinstance(first, Node)
-    return w.emit("Reshape", w.of(first, first.meta["val"].dtype), _ints(w, _shape(node)))
-
-
-def _same(w: ModelWriter, node: Node) -> str:
-    first = node.args[0]
-    assert isinstance(first, Node)
-    return w.emit("Identity", w.of(first, first.meta["val"].dtype))
-
-
-def _converted(w: ModelWriter, node: Node) -> str:
-    return w.emit("Identity", w.of(node.args[0], node.meta["val"].dtype))
-
-
-def _kept(w: ModelWriter, node: Node) -> tuple[str, list[int]]:
-    """The name and shape of the first argument, in its own dtype."""
-    first = node.args[0]
-    assert isinstance(first, Node)
-    return w.of(first, first.meta["val"].dtype), _shape(first)
-
-
-def _permuted(w: ModelWriter, node: Node) -> str:
-    x, shape = _kept(w, node)
-    order = [d % len(shape) for d in _arguments(node)["dims"]]
-    return w.emit("Transpose", x, perm=order)
-
-
-def _expanded(w: ModelWriter, node: Node) -> str:
-    return w.emit("Expand", _kept(w, node)[0], _ints(w, _shape(node)))
-
-
-def _sliced(w: ModelWriter, node: Node) -> str:
-    x, shape = _kept(w, node)
-    a = _arguments(node)
-    start, end = a["start"] or 0, _LARGEST if a["end"] is None else a["end"]
-    dim = a["dim"] % len(shape)
-    return w.emit("Slice", x, *(_ints(w, [v]) for v in (start, end, dim, a["step"])))
-
-
-def _selected(w: ModelWriter, node: Node) -> str:
-    x, shape = _kept(w, node)
-    a = _arguments(node)
-    dim = a["dim"] % len(shape)
-    place = a["index"] % shape[dim]
-    row = w.emit("Slice", x, *(_ints(w, [v]) for v in (place, place + 1, dim, 1)))
-    return w.emit("Reshape", row, _ints(w, _shape(node)))
-
-
-def _concatenated(w: ModelWriter, node: Node) -> str:
-    a = _arguments(node)
-    parts = a["tensors"]
-    dtype = node.meta["val"].dtype
-    return w.emit("Concat", *(w.of(p, dtype) for p in parts), axis=a["dim"] % len(_shape(node)))
-
-
-def _padded(w: ModelWriter, node: Node) -> str:
-    a = _arguments(node)
-    pads, rank = a["pad"], len(_shape(node))
-    if any(p < 0 for p in pads):
-        raise Unsupported("padding that cuts off")
-    _only_floats(node)
-    before, after = [0] * rank, [0] * rank
-    for i in range(len(pads) // 2):
-        before[rank - 1 - i], after[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
-    return w.emit("Pad", w.of(a["self"]), _ints(w, [*before, *after]), w.constant(a["value"]))
-
-
-def _filled(value: float | None = None) -> Rule:
-    def rule(w: ModelWriter, node: Node) -> str:
-        a = _arguments(node)
-        given = next((a[k] for k in ("fill_value", "s") if k in a), None)
-        dtype = np.bool_ if node.meta["val"].dtype == torch.bool else np.float32
-        one = w.constant(given if value is None else value, dtype)
-        return w.emit("Expand", one, _ints(w, _shape(node)))
-
-    return rule
-
-
 def _axes(node: Node) -> list[int]:
     """The dimensions that a reduction goes over."""
     first = node.args[0]
     assert isinstance(first, Node)
-    rank, dims = len(_shape(first)), _arguments(node)["dim"]
+    rank, dims = len(shape_of(first)), arguments_of(node)["dim"]
     if not rank:
         raise Unsupported("a reduction of a number")
     dims = [dims] if isinstance(dims, int) else dims
@@ -170,9 +75,9 @@ def _axes(node: Node) -> list[int]:
 
 def _reduction(op: str) -> Rule:
     def rule(w: ModelWriter, node: Node) -> str:
-        _only_floats(node)
-        keep = int(_arguments(node)["keepdim"])
-        return w.emit(op, w.of(node.args[0]), _ints(w, _axes(node)), keepdims=keep)
+        only_floats(node)
+        keep = int(arguments_of(node)["keepdim"])
+        return w.emit(op, w.of(node.args[0]), ints(w, _axes(node)), keepdims=keep)
 
     return rule
 
@@ -183,21 +88,21 @@ def _truth(op: str) -> Rule:
         assert isinstance(first, Node)
         if first.meta["val"].dtype != torch.bool:
             raise Unsupported("the truth of floats")
-        keep = int(_arguments(node)["keepdim"])
-        found = w.emit(op, w.of(first), _ints(w, _axes(node)), keepdims=keep)
+        keep = int(arguments_of(node)["keepdim"])
+        found = w.emit(op, w.of(first), ints(w, _axes(node)), keepdims=keep)
         return w.emit("Less", w.constant(0.5), found)
 
     return rule
 
 
 def _var_mean(w: ModelWriter, node: Node) -> tuple[str, ...]:
-    a, axes = _arguments(node), _axes(node)
-    sizes = _shape(a["self"])
+    a, axes = arguments_of(node), _axes(node)
+    sizes = shape_of(a["self"])
     correction = 1 if a["correction"] is None else a["correction"]
     count = math.prod(sizes[d] for d in axes) - correction
     if count <= 0:
         raise Unsupported("the variance of too few numbers")
-    x, dims = w.of(a["self"]), _ints(w, axes)
+    x, dims = w.of(a["self"]), ints(w, axes)
     mean = w.emit("ReduceMean", x, dims, keepdims=1)
     off = w.emit("Sub", x, mean)
     keep = int(a["keepdim"])
@@ -207,15 +112,15 @@ def _var_mean(w: ModelWriter, node: Node) -> tuple[str, ...]:
 
 
 def _addmm(w: ModelWriter, node: Node) -> str:
-    a = _arguments(node)
+    a = arguments_of(node)
     factors = {"alpha": float(a["alpha"]), "beta": float(a["beta"])}
     return w.emit("Gemm", *(w.of(a[k]) for k in ("mat1", "mat2", "self")), **factors)
 
 
 def _convolution(w: ModelWriter, node: Node) -> str:
-    a = _arguments(node)
-    spatial = len(_shape(a["weight"])) - 2
-    if len(_shape(a["input"])) != spatial + 2:
+    a = arguments_of(node)
+    spatial = len(shape_of(a["weight"])) - 2
+    if len(shape_of(a["input"])) != spatial + 2:
         raise Unsupported("a convolution without a batch")
 
     def each(name: str) -> list[int]:
@@ -235,8 +140,8 @@ def _convolution(w: ModelWriter, node: Node) -> str:
 
 
 def _pool_attributes(node: Node) -> dict[str, Any]:
-    a = _arguments(node)
-    if a["ceil_mode"] or len(_shape(a["self"])) != 4 or a.get("divisor_override") is not None:
+    a = arguments_of(node)
+    if a["ceil_mode"] or len(shape_of(a["self"])) != 4 or a.get("divisor_override") is not None:
         raise Unsupported("pooling of rounded-up sizes, without a batch, or with another divisor")
 
     def each(given: Sequence[int]) -> list[int]:
@@ -248,30 +153,30 @@ def _pool_attributes(node: Node) -> dict[str, Any]:
 
 
 def _max_pool(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
-    given = list(_arguments(node)["dilation"])
+    given = list(arguments_of(node)["dilation"])
     dilations = given * 2 if len(given) == 1 else given
     found = w.emit("MaxPool", w.of(node.args[0]), **_pool_attributes(node), dilations=dilations)
     return found, None
 
 
 def _avg_pool(w: ModelWriter, node: Node) -> str:
-    counted = int(_arguments(node)["count_include_pad"])
+    counted = int(arguments_of(node)["count_include_pad"])
     attributes = _pool_attributes(node)
     return w.emit("AveragePool", w.of(node.args[0]), **attributes, count_include_pad=counted)
 
 
 def _along(op: str) -> Rule:
     def rule(w: ModelWriter, node: Node) -> str:
-        rank = len(_shape(node))
+        rank = len(shape_of(node))
         if not rank:
             raise Unsupported("a softmax of a number")
-        return w.emit(op, w.of(node.args[0]), axis=_arguments(node)["dim"] % rank)
+        return w.emit(op, w.of(node.args[0]), axis=arguments_of(node)["dim"] % rank)
 
     return rule
 
 
 def _layer_norm(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
-    a = _arguments(node)
+    a = arguments_of(node)
     shape = a["normalized_shape"]
     weight = w.constant(np.ones(shape)) if a["weight"] is None else w.of(a["weight"])
     inputs = [w.of(a["input"]), weight] + ([] if a["bias"] is None else [w.of(a["bias"])])
@@ -280,8 +185,8 @@ def _layer_norm(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
 
 
 def _batch_norm(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
-    a = _arguments(node)
-    size = _shape(a["running_mean"])
+    a = arguments_of(node)
+    size = shape_of(a["running_mean"])
     weight = w.constant(np.ones(size)) if a["weight"] is None else w.of(a["weight"])
     bias = w.constant(np.zeros(size)) if a["bias"] is None else w.of(a["bias"])
     kept = w.of(a["running_mean"]), w.of(a["running_var"])
@@ -291,7 +196,7 @@ def _batch_norm(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
 
 def _gelu(w: ModelWriter, node: Node) -> str:
     x = w.of(node.args[0])
-    if _arguments(node)["approximate"] == "tanh":
+    if arguments_of(node)["approximate"] == "tanh":
         cube = w.emit("Mul", w.emit("Mul", x, x), w.emit("Mul", x, w.constant(0.044715)))
         inner = w.emit("Mul", w.emit("Add", x, cube), w.constant(math.sqrt(2 / math.pi)))
         curve = w.emit("Tanh", inner)
@@ -302,21 +207,25 @@ def _gelu(w: ModelWriter, node: Node) -> str:
 
 def _for_each_head(w: ModelWriter, node: Node, heads: int) -> str:
     """Keys or values that several heads share, once for each."""
-    batch, own, rows, width = _shape(node)
+    batch, own, rows, width = shape_of(node)
     if own == heads:
         return w.of(node)
-    apart = w.emit("Reshape", w.of(node), _ints(w, [batch, own, 1, rows, width]))
-    each = w.emit("Expand", apart, _ints(w, [batch, own, heads // own, rows, width]))
-    return w.emit("Reshape", each, _ints(w, [batch, heads, rows, width]))
+    apart = w.emit("Reshape", w.of(node), ints(w, [batch, own, 1, rows, width]))
+    each = w.emit("Expand", apart, ints(w, [batch, own, heads // own, rows, width]))
+    return w.emit("Reshape", each, ints(w, [batch, heads, rows, width]))
 
 
 def _attention(w: ModelWriter, node: Node) -> tuple[str | None, ...]:
-    a = _arguments(node)
+    a = arguments_of(node)
     if a["attn_mask"] is not None or a["dropout_p"]:
         raise Unsupported("attention with a mask or dropout")
-    heads = _shape(a["query"])[1]
+    heads = shape_of(a["query"])[1]
     key, value = (_for_each_head(w, a[name], heads) for name in ("key", "value"))
-    rows, columns, width = _shape(a["query"])[-2], _shape(a["key"])[-2], _shape(a["query"])[-1]
+    rows, columns, width = (
+        shape_of(a["query"])[-2],
+        shape_of(a["key"])[-2],
+        shape_of(a["query"])[-1],
+    )
     scale = 1 / math.sqrt(width) if a["scale"] is None else a["scale"]
     query = w.emit("Mul", w.of(a["query"]), w.constant(scale))
     scores = w.emit("MatMul", query, w.emit("Transpose", key, perm=[0, 1, 3, 2]))
@@ -350,33 +259,9 @@ def _where(w: ModelWriter, node: Node) -> str:
     return w.emit("Where", choice, first, second)
 
 
-def _named(names: str, rule: Rule) -> dict[str, Rule]:
-    return {f"aten.{name}": rule for name in names.split()}
-
-
 def _each(pairs: Mapping[str, str], make: Callable[[str], Rule]) -> dict[str, Rule]:
     return {f"aten.{name}": make(op) for names, op in pairs.items() for name in names.split()}
 
-
-# Those that move or make values, and compute nothing: alone they are no reason for a region.
-MOVING: Mapping[str, Rule] = {
-    **_named(
-        "view.default _unsafe_view.default reshape.default unsqueeze.default squeeze.dim "
-        "squeeze.dims squeeze.default",
-        _reshaped,
-    ),
-    **_named("clone.default alias.default detach.default lift_fresh_copy.default", _same),
-    **_named("_to_copy.default", _converted),
-    **_named("permute.default", _permuted),
-    **_named("expand.default", _expanded),
-    **_named("slice.Tensor", _sliced),
-    **_named("select.int", _selected),
-    **_named("cat.default", _concatenated),
-    **_named("constant_pad_nd.default", _padded),
-    **_named("full.default scalar_tensor.default full_like.default", _filled()),
-    **_named("zeros.default zeros_like.default", _filled(0)),
-    **_named("ones.default ones_like.default", _filled(1)),
-}
 
 RULES: Mapping[str, Rule] = {
     **MOVING,
@@ -407,9 +292,9 @@ RULES: Mapping[str, Rule] = {
         _comparison,
     ),
     # (OpenVINO finds NaN greater than numbers, but not less.)
-    **_named("gt.Tensor gt.Scalar", _comparison("Less", swapped=True)),
-    **_named("ge.Tensor ge.Scalar", _comparison("LessOrEqual", swapped=True)),
-    **_named("ne.Tensor ne.Scalar", _comparison("Equal", negated=True)),
+    **named("gt.Tensor gt.Scalar", _comparison("Less", swapped=True)),
+    **named("ge.Tensor ge.Scalar", _comparison("LessOrEqual", swapped=True)),
+    **named("ne.Tensor ne.Scalar", _comparison("Equal", negated=True)),
     **_each(
         {
             "logical_not.default bitwise_not.default": "Not",
@@ -427,17 +312,17 @@ RULES: Mapping[str, Rule] = {
     ),
     **_each({"all.dims": "ReduceMin", "any.dims": "ReduceMax"}, _truth),
     **_each({"_softmax.default": "Softmax", "_log_softmax.default": "LogSoftmax"}, _along),
-    **_named("rsqrt.default", _reciprocal_root),
-    **_named("where.self", _where),
-    **_named("var_mean.correction", _var_mean),
-    **_named("addmm.default", _addmm),
-    **_named("convolution.default", _convolution),
-    **_named("max_pool2d_with_indices.default", _max_pool),
-    **_named("avg_pool2d.default", _avg_pool),
-    **_named("native_layer_norm.default", _layer_norm),
-    **_named("_native_batch_norm_legit_no_training.default", _batch_norm),
-    **_named("gelu.default", _gelu),
-    **_named("_scaled_dot_product_flash_attention_for_cpu.default", _attention),
+    **named("rsqrt.default", _reciprocal_root),
+    **named("where.self", _where),
+    **named("var_mean.correction", _var_mean),
+    **named("addmm.default", _addmm),
+    **named("convolution.default", _convolution),
+    **named("max_pool2d_with_indices.default", _max_pool),
+    **named("avg_pool2d.default", _avg_pool),
+    **named("native_layer_norm.default", _layer_norm),
+    **named("_native_batch_norm_legit_no_training.default", _batch_norm),
+    **named("gelu.default", _gelu),
+    **named("_scaled_dot_product_flash_attention_for_cpu.default", _attention),
 }  # fmt: skip
 
 # For engines whose own operators make numbers of NaN.

@@ -3,7 +3,6 @@ rest operator by operator as it is. What runs where is counted."""
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,15 @@ from dovetail_autograd_aot import (
     min_cut_partition,
 )
 from dovetail_capture import BackendTraits
+from dovetail_capture.environment.surroundings import warn_caller
+from dovetail_capture.reporting.failures import UncompiledWarning
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail.backends.onnx_rules import MOVING, WHOLE
+from dovetail.backends.onnx_moving_rules import MOVING
+from dovetail.backends.onnx_rules import WHOLE
 from dovetail.backends.onnx_writer import DTYPES, ModelWriter, Rule, Unsupported
 from dovetail.backends.region_count import CountsRegions, RegionCount
 from dovetail.options import unknown_name
@@ -102,10 +104,10 @@ class RegionBackend(CountsRegions):
         count = RegionCount(self.engine.name, len(regions), operators, tuple(sorted(left.items())))
         self.counts.append(count)
         if left and not regions:
-            warnings.warn(
+            warn_caller(
                 f"{self.engine.name} computes nothing of a graph, which runs as it is: "
                 f"{count.as_text()}",
-                stacklevel=2,
+                UncompiledWarning,
             )
         run: Callable[..., Any] = graph.forward
         return run

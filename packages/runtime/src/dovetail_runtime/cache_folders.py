@@ -28,6 +28,10 @@ _LEAST_FREE = 16 << 20
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+class CacheWarning(RuntimeWarning):
+    """What is kept on disk cannot be used, and is made again or kept elsewhere."""
+
+
 class UntrustedFile(OSError):
     """A file or folder that somebody else may have written."""
 
@@ -102,7 +106,7 @@ class CacheFolders:
                     f"the cache folder {root} cannot be used ({reason}); what is compiled is kept "
                     f"in {self._temporary} until this process ends. Name a folder that this user "
                     "can write to in the environment variable DOVETAIL_CACHE_DIR.",
-                    RuntimeWarning,
+                    CacheWarning,
                     stacklevel=2,
                 )
             return True

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail_runtime.cache_folders import (
+    CacheWarning,
     UntrustedFile,
     cache_folders,
     check_owned,
@@ -210,7 +211,7 @@ class DiskCache:
         warnings.warn(
             f"a damaged entry of the cache was removed and will be made again: "
             f"{self.directory / name}: {reason}",
-            RuntimeWarning,
+            CacheWarning,
             stacklevel=2,
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail_runtime.cache_folders import cache_folders
+from dovetail_runtime.cache_folders import CacheWarning, cache_folders
 from dovetail_runtime.disk_cache import DiskCache
 from dovetail_runtime.knobs import Knobs
 
@@ -60,7 +60,7 @@ def unpack_entries(data: bytes, knobs: Knobs) -> Names | None:
     try:
         entries = _unpacked(data)
     except ValueError as error:
-        warnings.warn(f"these cache artifacts are not loaded: {error}", RuntimeWarning, 3)
+        warnings.warn(f"these cache artifacts are not loaded: {error}", CacheWarning, 3)
         return None
     return _names([entry for entry in entries if _adopted(entry, knobs)])
 
