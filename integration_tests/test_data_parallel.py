@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from data_parallel_training import work
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
 )

@@ -186,6 +186,7 @@ print(torch._dynamo.explain(f)(torch.ones(2)).graph_count)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("installed", [True, False])
 def test_run_a_script(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "program.py"
