@@ -14,7 +14,6 @@ from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
-from dovetail_inductor.targets.cpu import scan_rows
 from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
 from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
 from dovetail_inductor.targets.cpu.segments import Segment, segments_of
@@ -26,28 +25,9 @@ from dovetail_inductor.targets.cpu.shape import (
     lanes_of,
 )
 from dovetail_inductor.targets.cpu.short_loops import ShortLoops, short_loops
-from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, STORAGE, index_text
-from dovetail_inductor.targets.cpu.vector_accumulators import Accumulators
+from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, SIZE_FUNCTIONS, STORAGE, index_text
+from dovetail_inductor.targets.cpu.vector_accumulators import Accumulators, totals_source
 from dovetail_inductor.targets.cpu.writer import Name, Place, Writer
-
-# What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
-SIZE_FUNCTIONS = """\
-static inline int64_t floor_div(int64_t a, int64_t b) {
-  const int64_t q = a / b;
-  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
-}
-static inline int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t greatest(int64_t a, int64_t b) { return a < b ? b : a; }
-struct Scratch {
-  void* whole;
-  char* data;
-  explicit Scratch(int64_t bytes) : whole(__builtin_malloc(bytes + 64)) {
-    if (!whole) std::__throw_bad_alloc();
-    data = (char*)(((uintptr_t)whole + 63) & ~(uintptr_t)63);
-  }
-  ~Scratch() { __builtin_free(whole); }
-};"""
 
 
 @dataclass(frozen=True)
@@ -166,7 +146,7 @@ class _Emitter:
         if symbols:
             head.insert(0, SIZE_FUNCTIONS)
         if self.accumulators.totals:
-            head.insert(0, scan_rows.source())
+            head.insert(0, totals_source())
         for place, symbol in enumerate(symbols):
             head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
         head += [f"  const int64_t {name} = {part};" for name, part in parts.items()]

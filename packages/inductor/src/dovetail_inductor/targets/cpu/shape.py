@@ -61,12 +61,22 @@ class KernelShape:
     lanes: int
     block: int | None
     by_row: bool
-    work: int
     grain: int
     unroll: int = 1  # vectors at a time in a reducing loop, each with an accumulator of its own
     tile: Var | None = None  # see `_choose_tile`
     # Where loops over columns end before their length: a C++ value of each item.
     ends: frozenset[int] = frozenset()
+
+    @property
+    def work(self) -> int:
+        """How many work items there are."""
+        work = prod(v.size for v in self.items)
+        if self.tile is not None:
+            work *= -(-self.tile.size // self.tile_height)
+        if self.block is not None:
+            assert self.vector is not None
+            work *= -(-self.vector.size // self.block)
+        return work
 
     @property
     def column_loops(self) -> tuple[Var, ...]:
@@ -140,16 +150,8 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None)
         items = tuple(v for v in kernel.rows if v is not vector and v is not tile)
         loops = (vector,) if vector is not None else ()
         per_item = lanes * TILE_RATIO * (hint_of(vector.size) if vector is not None else 1)
-    work = prod(v.size for v in items)
-    if tile is not None:
-        work *= -(-tile.size // (lanes * TILE_RATIO))
-    if block is not None:
-        assert vector is not None
-        work *= -(-vector.size // block)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
-    return KernelShape(
-        items, loops, vector, lanes, block, by_row, work=work, grain=grain, unroll=unroll, tile=tile
-    )
+    return KernelShape(items, loops, vector, lanes, block, by_row, grain, unroll, tile)
 
 
 def _pointwise_loops(

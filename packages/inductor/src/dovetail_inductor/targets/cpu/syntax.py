@@ -27,6 +27,25 @@ STORAGE = {
     torch.bfloat16: "bf16",
 }
 
+# What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
+SIZE_FUNCTIONS = """\
+static inline int64_t floor_div(int64_t a, int64_t b) {
+  const int64_t q = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+}
+static inline int64_t floor_mod(int64_t a, int64_t b) { return a - floor_div(a, b) * b; }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t greatest(int64_t a, int64_t b) { return a < b ? b : a; }
+struct Scratch {
+  void* whole;
+  char* data;
+  explicit Scratch(int64_t bytes) : whole(__builtin_malloc(bytes + 64)) {
+    if (!whole) std::__throw_bad_alloc();
+    data = (char*)(((uintptr_t)whole + 63) & ~(uintptr_t)63);
+  }
+  ~Scratch() { __builtin_free(whole); }
+};"""
+
 
 def literal(value: Scalar, dtype: torch.dtype) -> str:
     """A typed constant."""

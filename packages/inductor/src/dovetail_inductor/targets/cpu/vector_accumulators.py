@@ -3,16 +3,17 @@ vector) for a row, or an array of vectors for a block of rows."""
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
+from pathlib import Path
 
 import torch
 
 from dovetail_inductor.loop_ir.index import Var
-from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.loops import LoopNest, Scan
 from dovetail_inductor.loop_ir.reduction import SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.loops import position_index
-from dovetail_inductor.targets.cpu import scan_rows
 from dovetail_inductor.targets.cpu.shape import KernelShape
 from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, combination, index_text, literal
 from dovetail_inductor.targets.cpu.writer import Name, Writer
@@ -72,10 +73,10 @@ class Accumulators:
         name = self.totals[nest.buffer] = f"total{len(self.totals)}"
         lanes = None if self.shape.vector is None else self.shape.lanes
         if self.shape.by_row:
-            lines = scan_rows.declaration(nest.scan, name, lanes, self._vectors())
+            lines = _totals_declared(nest.scan, name, lanes, self._vectors())
             self.writer.scopes[0].lines += lines
             return
-        for line in scan_rows.declaration(nest.scan, name, lanes, None):
+        for line in _totals_declared(nest.scan, name, lanes, None):
             self.writer.line(line)
 
     def total(self, nest: LoopNest, value: Name) -> Name:
@@ -83,12 +84,12 @@ class Accumulators:
         w, n = self.writer, self.shape.lanes
         name = self.totals[nest.buffer]
         if self.shape.vector is None:
-            text = scan_rows.total(nest, name, value.text, None, None)
+            text = _total_up_to(nest, name, value.text, None, None)
         elif self.shape.by_row:
-            text = scan_rows.total(nest, f"{name}[u]", w.as_vector(value), None, None)
+            text = _total_up_to(nest, f"{name}[u]", w.as_vector(value), None, None)
         else:
             counted = f"first_lanes<{n}>(n)" if w.tail else None
-            text = scan_rows.total(nest, name, w.as_vector(value), n, counted)
+            text = _total_up_to(nest, name, w.as_vector(value), n, counted)
         w.line(f"const auto at_{name} = {text};")
         return Name(f"at_{name}", self.shape.vector is not None, len(w.scopes) - 1)
 
@@ -270,3 +271,53 @@ class Accumulators:
             text = f"h{nest.reduction}({name}[0])"
         w.line(f"const auto {result} = {text};")
         return Name(result, False, len(w.scopes) - 1)
+
+
+# --- running totals -------------------------------------------------------------------------------
+
+# What holds the running totals of a row between its points. Where lanes are neighbouring rows, each
+# takes its own row's next element (`across`); where they are neighbours in one row, a vector's
+# elements are added up among themselves first (`along`).
+_TYPES = {
+    "add": "Running<Sum, {}>", "mul": "Running<Prod, {}>", "maximum": "Running<Max, {}>",
+    "minimum": "Running<Min, {}>", "logaddexp": "RunningLogarithm<{}>",
+}  # fmt: skip
+
+
+@cache
+def totals_source() -> str:
+    """The C++ of running totals."""
+    return (Path(__file__).parent / "scan.h").read_text()
+
+
+def _start(scan: Scan) -> str:
+    return literal(scan.neutral, scan.dtype)
+
+
+def _totals_declared(scan: Scan, name: str, lanes: int | None, count: int | None) -> list[str]:
+    """Statements that declare the totals of a row: of one, of as many as there are lanes, or an
+    array of `count` such vectors."""
+    element = ARITHMETIC[scan.dtype]
+    kind = _TYPES[scan.reduction.combine].format(
+        element if lanes is None else f"V<{element}, {lanes}>"
+    )
+    first = _start(scan) if lanes is None else f"bc<{lanes}>({_start(scan)})"
+    if count is None:
+        return [f"{kind} {name}{{{first}}};"]
+    return [f"{kind} {name}[{count}];", f"for (auto& total : {name}) total = {{{first}}};"]
+
+
+def _total_up_to(
+    nest: LoopNest, name: str, element: str, lanes: int | None, first: str | None
+) -> str:
+    """The total up to an element (or a vector of them), which joins it. `lanes` tells that they are
+    of one row, `first` which of them count (None: all)."""
+    scan = nest.scan
+    assert scan is not None
+    x = f"cast<{ARITHMETIC[scan.dtype]}>({element})"
+    call = f"{name}.across({x})"
+    if lanes is not None:
+        none = f"bc<{lanes}>({_start(scan)})"
+        x = x if first is None else f"sel({first}, {x}, {none})"
+        call = f"{name}.along({x}, {none})"
+    return f"cast<{ARITHMETIC[nest.body.dtype]}>({call})"

@@ -67,20 +67,17 @@ _ROUNDINGS = tuple(f".to({half}).to(tl.float32)" for half in ("tl.float16", "tl.
 
 
 def assemble(
-    kind: str,
-    functions: str,
-    text: str,
-    parameters: Sequence[tuple[str, str]],
-    helpers: Iterable[str],
-    tiling: Tiling,
+    name: str,
+    body: KernelBody,
     programs: int,
     buffers: Mapping[str, Buffer],
-    scatters: bool = False,
+    functions: str = "",
 ) -> EmittedKernel:
-    """A kernel named by its content: `functions` are those that `text`, its statements, calls.
+    """A kernel named by its content, after `name`: `functions` are those that its body calls.
 
-    With `scatters` it writes to computed places. An index out of bounds stops the device.
+    An index out of bounds stops the device.
     """
+    text, parameters, tiling = body.text, body.parameters, body.tiling
     symbols = names_in(text)
     types = parameter_types(parameters, buffers)
     signature = (
@@ -94,10 +91,10 @@ def assemble(
         if kind != "i64" and is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
     )
     head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
-    before = helper_source({*helpers, *size_helpers(functions + text)}) + functions
+    before = helper_source({*body.helpers, *size_helpers(functions + text)}) + functions
     asserts = "tl.device_assert(" in functions + text
     content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
-    symbol = f"{kind}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    symbol = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     libdevice = _LIBDEVICE if "libdevice." in before + text else ""
     source = f"{_IMPORTS}{libdevice}\n\n{before}@triton.jit\ndef {symbol}{head}"
     kernel = TritonKernel(
@@ -110,7 +107,7 @@ def assemble(
         aligned=aligned,
         asserts=asserts,
         fp_fusion=not any(rounding in before + text for rounding in _ROUNDINGS),
-        scatters=scatters,
+        scatters=body.scatters,
     )
     return EmittedKernel(kernel, tuple(b for _, b in parameters), symbols, (programs, 1, 1))
 

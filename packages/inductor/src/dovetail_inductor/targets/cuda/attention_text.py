@@ -14,8 +14,8 @@ from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
-from dovetail_inductor.targets.cuda.assemble import EmittedKernel, assemble
-from dovetail_inductor.targets.cuda.body import Lines
+from dovetail_inductor.targets.cuda.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.targets.cuda.body import Lines, Reads
 from dovetail_inductor.targets.cuda.score_emitter import ScoreEmitter
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling, power_of_two
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
@@ -97,16 +97,10 @@ class AttentionText:
         """The kernel."""
         self.lines.add("pid = tl.program_id(0)")
         programs = self.body()
-        return assemble(
-            self.kind,
-            "",
-            "\n".join(self.lines.text),
-            [(name, buffer) for buffer, name in self.parameters.items()],
-            self.helpers,
-            self.tiling,
-            programs,
-            self.buffers,
-        )
+        parameters = tuple((name, buffer) for buffer, name in self.parameters.items())
+        text, helpers = "\n".join(self.lines.text), frozenset(self.helpers)
+        body = KernelBody(text, parameters, helpers, self.tiling, self.kind)
+        return assemble(self.kind, body, programs, self.buffers)
 
     def body(self) -> int:
         """Write the statements; how many programs there are."""
@@ -245,12 +239,8 @@ class AttentionText:
             tiling=self.tiling,
             buffers=self.buffers,
             wide=self.wide,
-            parameter=self.parameter,
-            by_value=lambda name: False,
-            forward=lambda load: self.registers.get(load.buffer),
+            reads=Reads(self.parameter, lambda load: self.registers.get(load.buffer)),
             use=self.helpers.add,
-            policy=lambda load: None,
-            paired=lambda load: None,
             narrow=True,
             short=self.short,
             names={var.id: name for var, name in zip(self.loops.vars, _NAMES, strict=True)},

@@ -6,20 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.loops import LoopNest, Scan
-from dovetail_inductor.loop_ir.reduction import MAX, MIN
+from dovetail_inductor.loop_ir.reduction import MAX, MIN, PROD, SUM, Reduction
 from dovetail_inductor.scheduler.loops import position_index
-from dovetail_inductor.targets.cuda.block_reductions import (
-    block_total,
-    combined,
-    joined,
-    reduced,
-    scanned,
-)
 from dovetail_inductor.targets.cuda.body import Lines, literal
 from dovetail_inductor.targets.cuda.tiling import Tiling
-from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
 
 
 @dataclass
@@ -109,7 +104,7 @@ class Accumulators:
             return
         if self.tiling.folds > 1:
             value = self._folded(nest, value)
-        both = combined(nest.reduction, acc, value, dtype, self.use)
+        both = _combined(nest.reduction, acc, value, dtype, self.use)
         if axis.masked and self.tiling.folds == 1:
             both = f"tl.where({axis.mask}, {both}, {acc})"
         self.lines.add(f"{acc} = {both}")
@@ -139,7 +134,7 @@ class Accumulators:
         assert nest.reduction is not None
         if accumulator.position is not None:
             kind = MAX if nest.reduction.finds_largest else MIN
-            best = self.lines.define(reduced(kind, acc, dtype, along, self.use) + spread)
+            best = self.lines.define(_reduced(kind, acc, dtype, along, self.use) + spread)
             is_best = f"({acc} == {best})"
             if dtype.is_floating_point:
                 is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
@@ -147,7 +142,7 @@ class Accumulators:
                 is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
             where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {self._far})")
             return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
-        return self.lines.define(reduced(nest.reduction, acc, dtype, along, self.use) + spread)
+        return self.lines.define(_reduced(nest.reduction, acc, dtype, along, self.use) + spread)
 
     def _folded(self, nest: LoopNest, value: str) -> str:
         """The rows of a folded block reduced to one."""
@@ -157,7 +152,7 @@ class Accumulators:
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
         dtype = nest.body.dtype
         assert nest.reduction is not None
-        return self.lines.define(reduced(nest.reduction, value, dtype, 0, self.use) + "[None, :]")
+        return self.lines.define(_reduced(nest.reduction, value, dtype, 0, self.use) + "[None, :]")
 
     def _block_shape(self) -> str:
         return self.tiling.shape(-1)
@@ -187,14 +182,92 @@ class Accumulators:
         if scan.dtype is not nest.body.dtype:
             element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
         element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
-        value = self.lines.define(scanned(how, element, along, self.use))
+        value = self.lines.define(_scanned(how, element, along, self.use))
         if before is not None:
-            value = self.lines.define(joined(how, before, value, self.use))
-            block = block_total(how, element, along, self.use) + spread
-            self.lines.add(f"{before} = {joined(how, before, block, self.use)}")
+            value = self.lines.define(_joined(how, before, value, self.use))
+            block = _block_total(how, element, along, self.use) + spread
+            self.lines.add(f"{before} = {_joined(how, before, block, self.use)}")
         if scan.dtype is not nest.body.dtype:
             value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
         return value
 
 
-__all__ = ["Accumulator", "Accumulators"]
+# --- the text of reductions and scans -------------------------------------------------------------
+
+# Triton's own reductions, by the op that combines two partial results, and the helpers for floats
+# where those lose a NaN or there are none.
+_OWN = {"add": "tl.sum", "maximum": "tl.max", "minimum": "tl.min", "bitwise_xor": "tl.xor_sum"}
+_SCAN_HELPERS = {
+    "add": "dv_add", "mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min",
+    "logaddexp": "dv_logaddexp",
+}  # fmt: skip
+_FLOAT_HELPERS = {"mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min"}
+
+
+def _combined(
+    reduction: Reduction, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]
+) -> str:
+    """Two partial results as one, element by element. `use` is told what helper the text calls."""
+    return emit_op(reduction.combine, [a, b], dtype, dtype, use)
+
+
+def _reduced(
+    reduction: Reduction, value: str, dtype: torch.dtype, along: int, use: Callable[[str], None]
+) -> str:
+    """A block reduced along a dimension, which the result does not have."""
+    if dtype is torch.bool and not reduction.is_sum:
+        kind = "max" if reduction.is_true_if_any else "min"
+        return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
+    own = _OWN.get(reduction.combine)
+    if own is not None and not (dtype.is_floating_point and reduction.combine in _FLOAT_HELPERS):
+        return _own_type(f"{own}({value}, {along})", dtype)
+    name = _FLOAT_HELPERS[reduction.combine]
+    use(name)
+    return f"tl.reduce({value}, {along}, {name})"
+
+
+def _own_type(text: str, dtype: torch.dtype) -> str:
+    """A result of Triton's own reductions in the type of its operand: of integers of 1 or 2 bytes
+    they make one of 4, in which arithmetic does not wrap around where it should."""
+    if dtype.is_floating_point or dtype.itemsize >= 4:
+        return text
+    return f"{text}.to({TRITON_TYPES[dtype]})"
+
+
+def rounded_product(a: str, b: str) -> str:
+    """A product of floats whose elements are added up across threads.
+
+    The threads that share a row each compute its sum, and may all store it to the same place, which
+    is a race unless they agree. They do if every sum of two is the same whichever of the two comes
+    first: it must not be fused with a product into one rounding (that of the thread's own element).
+    Nothing can be fused with this, nor made of it the product alone: of -0.0 it makes 0.0.
+    """
+    return f"tl.fma({a}, {b}, 0.0)"
+
+
+def _scanned(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:
+    """A block of the totals up to each element along a dimension."""
+    if reduction in (SUM, PROD):
+        return f"tl.cum{reduction}({value}, {along})"
+    return f"tl.associative_scan({value}, {along}, {_helper(reduction, use)})"
+
+
+def _joined(reduction: Reduction, a: str, b: str, use: Callable[[str], None]) -> str:
+    """Two totals as one, element by element."""
+    return f"{_helper(reduction, use)}({a}, {b})"
+
+
+def _block_total(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:
+    """The total of a block along a dimension, which the result does not have."""
+    if reduction.is_sum:
+        return f"tl.sum({value}, {along})"
+    return f"tl.reduce({value}, {along}, {_helper(reduction, use)})"
+
+
+def _helper(reduction: Reduction, use: Callable[[str], None]) -> str:
+    name = _SCAN_HELPERS[reduction.combine]
+    use(name)
+    return name
+
+
+__all__ = ["Accumulator", "Accumulators", "rounded_product"]

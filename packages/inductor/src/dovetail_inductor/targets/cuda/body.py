@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
+from dovetail_inductor.loop_ir.expr import (
+    Apply,
+    Constant,
+    Expr,
+    IndexValue,
+    Load,
+    Scalar,
+    index_free,
+)
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
-from dovetail_inductor.loop_ir.loops import Buffer
-from dovetail_inductor.loop_ir.sizes import is_symbolic
-from dovetail_inductor.targets.cuda.edges import is_upper_edge, load_condition
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Scatter
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
 
@@ -57,28 +64,41 @@ def literal(value: Scalar, dtype: torch.dtype, rank: int) -> str:
     return f"tl.full([{', '.join('1' * rank)}], {text}, {TRITON_TYPES[dtype]})"
 
 
+# Stores with a neighbour: of lines, a pointer, a place, a value and the loops' variables as bits.
+PairedStore = Callable[[Lines, str, tuple[str, Index], str, int], bool]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Where a kernel finds what its loops read.
+
+    `forward` gives the value of a buffer written in this very kernel, or None for one to be read
+    from memory; `parameter` names a buffer's pointer, or its element if it comes `by_value`;
+    `policy` tells what a cache should do with what is read. `paired` gives what is read with its
+    neighbour in memory, or None for what is read by itself.
+    """
+
+    parameter: Callable[[str], str]
+    forward: Callable[[Load], str | None]
+    by_value: Callable[[str], bool] = lambda buffer: False
+    policy: Callable[[Load], str | None] = lambda load: None
+    paired: Callable[[Load], str | None] = lambda load: None
+
+
 @dataclass
 class BodyEmitter:
     """Emits expressions.
 
-    `forward` gives the value of a buffer written in this very kernel, or None for one to be read
-    from memory; `parameter` names a buffer's pointer, or its element if it comes `by_value`; `use`
-    is told each helper that is called; `policy` tells what a cache should do with what is read.
-    With `narrow` the values of transcendental functions end in 2 bytes. `rough`: the uids of
-    quotients that may be off by their last digits. `paired` gives what is read with its neighbour
-    in memory, or None for what is read by itself.
+    `use` is told each helper that is called. With `narrow` the values of transcendental functions
+    end in 2 bytes. `rough`: the uids of quotients that may be off by their last digits.
     """
 
     lines: Lines
     tiling: Tiling
     buffers: Mapping[str, Buffer]
     wide: bool  # 64-bit index arithmetic
-    parameter: Callable[[str], str]
-    by_value: Callable[[str], bool]
-    forward: Callable[[Load], str | None]
+    reads: Reads
     use: Callable[[str], None]
-    policy: Callable[[Load], str | None]
-    paired: Callable[[Load], str | None]
     narrow: bool = False
     rough: Container[int] = ()
 
@@ -107,23 +127,23 @@ class BodyEmitter:
 
     def load(self, load: Load, mask: str | None, read: Callable[[Expr], str]) -> str:
         """A read from memory, or the value just computed for that buffer."""
-        forwarded = self.forward(load)
+        forwarded = self.reads.forward(load)
         if forwarded is not None:
             return forwarded
-        if self.by_value(load.buffer):
+        if self.reads.by_value(load.buffer):
             return self._given(load, mask)
         storage = self.buffers[load.buffer].dtype
-        if (element := self.paired(load)) is not None:
+        if (element := self.reads.paired(load)) is not None:
             if storage == load.dtype:
                 return element
             return self.lines.define(f"{element}.to({TRITON_TYPES[load.dtype]})")
         offset = self.index(load.index, read)
         buffer = self.buffers[load.buffer]
         conditions = [
-            load_condition(axis, load.index, buffer)
+            _load_condition(axis, load.index, buffer)
             for axis in self.masked_axes(index_free(load.index))
         ]
-        select = load.mask is not None and is_upper_edge(load.mask, load.index, buffer)
+        select = load.mask is not None and _is_upper_edge(load.mask, load.index, buffer)
         if mask is not None and not select:
             conditions.append(mask)
             assert load.mask is not None
@@ -131,10 +151,10 @@ class BodyEmitter:
                 if axis.mask not in conditions:
                     conditions.append(axis.mask)
             offset = f"{offset} + {self._zeros(load.mask.free)}"
-        text = f"{self.parameter(load.buffer)} + ({offset})"
+        text = f"{self.reads.parameter(load.buffer)} + ({offset})"
         if conditions:
             text += f", {' & '.join(conditions)}, other=0"
-        if (policy := self.policy(load)) is not None:
+        if (policy := self.reads.policy(load)) is not None:
             text += f', eviction_policy="{policy}"'
         value = f"tl.load({text})"
         if storage != load.dtype:
@@ -148,7 +168,7 @@ class BodyEmitter:
     def _given(self, load: Load, mask: str | None) -> str:
         """An element that the launch passes: an integer, or the bits of a float64."""
         ones = ", ".join(["1"] * len(self.tiling.axes))
-        value = f"tl.full([{ones}], {self.parameter(load.buffer)}, tl.int64)"
+        value = f"tl.full([{ones}], {self.reads.parameter(load.buffer)}, tl.int64)"
         if load.dtype.is_floating_point:
             value += ".to(tl.float64, bitcast=True)"
         kind = TRITON_TYPES[load.dtype]
@@ -156,6 +176,42 @@ class BodyEmitter:
         if mask is not None:
             value = f"tl.where({mask}, {value}, 0).to({kind})"
         return self.lines.define(value)
+
+    def store(self, nest: LoopNest, value: str, paired: PairedStore | None) -> None:
+        """Write a nest's value at all its points, by `paired` with that of its neighbours in memory
+        if they are written, too."""
+        free = sum(1 << var.id for var in nest.vars)
+        shape, stored = self._to_store(nest, value)
+        parameter = self.reads.parameter(nest.buffer)
+        if paired and paired(self.lines, parameter, (nest.buffer, nest.index), stored, free):
+            return
+        masks = [a.mask for a in self.masked_axes(free)]
+        condition = f", {' & '.join(masks)}" if masks else ""
+        offset = self.index(nest.index, no_reads)
+        self.lines.add(
+            f"tl.store({parameter} + tl.broadcast_to({offset}, {shape}), {stored}{condition})"
+        )
+
+    def scatter(self, nest: LoopNest, how: Scatter, value: str, memo: dict[int, str]) -> None:
+        """Write to computed places, none of them out of bounds, also where assertions are off."""
+        masks = [a.mask for a in self.masked_axes(sum(1 << var.id for var in nest.vars))]
+        for atom in nest.index.indirects():
+            place = memo[atom.value.uid]
+            masks.append(f"({place} >= 0) & ({place} < {atom.size})")
+        shape, stored = self._to_store(nest, value)
+        offset = self.index(nest.index, lambda e: memo[e.uid])
+        pointer = f"{self.reads.parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape})"
+        condition = f", tl.broadcast_to({' & '.join(masks)}, {shape})" if masks else ""
+        call = "tl.store" if how.reduction is None else f"tl.atomic_{how.operation}"
+        order = "" if how.reduction is None else ', sem="relaxed"'
+        self.lines.add(f"{call}({pointer}, {stored}{condition}{order})")
+
+    def _to_store(self, nest: LoopNest, value: str) -> tuple[str, str]:
+        """The shape of a block of all points of a nest, and a value as such a block of what its
+        buffer holds."""
+        shape = self.tiling.shape(sum(1 << var.id for var in nest.vars))
+        storage = TRITON_TYPES[self.buffers[nest.buffer].dtype]
+        return shape, f"tl.broadcast_to({value}, {shape}).to({storage})"
 
     def masked_axes(self, free: int) -> list[Axis]:
         """The axes that a value with these free variables depends on and that have a mask."""
@@ -202,3 +258,58 @@ class BodyEmitter:
                     return position
                 position += 1
         raise KeyError(f"variable {var} is not a loop of this kernel")
+
+
+def no_reads(expr: object) -> str:
+    """Where an index is written that reads no memory: that of a store, or a position."""
+    raise AssertionError("the index of a store, or a position, reads no memory")
+
+
+# --- masks that may be wider than what they stand for ---------------------------------------------
+
+# A vector of eight elements (16 bytes of the narrow types) is loaded at once only if its mask is
+# the same for all eight: `r < 50257` never is, at the end of a row. If the memory goes on there
+# (the row is padded, say), the mask may let the whole last vector through; what it reads beyond is
+# masked again where values are used.
+VECTOR = 8
+
+
+def _load_condition(axis: Axis, index: Index, buffer: Buffer) -> str:
+    """The condition under which a load that depends on `axis` touches memory."""
+    if len(axis.vars) != 1 or any_symbolic((axis.size, buffer.extent)):
+        return axis.mask
+    rounded = -(-axis.size // VECTOR) * VECTOR
+    past = rounded - axis.size
+    if past == 0 or axis.block % VECTOR or index.indirects():
+        return axis.mask
+    (var,) = axis.vars
+    if index.coefficient(var) != 1 or not _begins_vectors(index, var):
+        return axis.mask
+    if any_symbolic(index.bounds) or index.bounds[1] + past >= buffer.extent:
+        return axis.mask
+    return f"({axis.name} < {rounded})"
+
+
+def _begins_vectors(index: Index, along: Var) -> bool:
+    """True if the address is a multiple of a vector wherever `along` is."""
+    others = [c for atom, c in index.terms if atom != along]
+    return not any_symbolic(others) and all(c % VECTOR == 0 for c in (*others, index.const))
+
+
+def _is_upper_edge(mask: Expr, index: Index, buffer: Buffer) -> bool:
+    """True if the mask only cuts off the end of a loop, by an eighth at most, and the load may as
+    well touch memory there."""
+    if not isinstance(mask, Apply) or mask.op != "lt" or index.indirects():
+        return False
+    position, limit = mask.args
+    if not isinstance(position, IndexValue) or not isinstance(limit, Constant):
+        return False
+    if len(position.index.terms) != 1 or position.index.const != 0:
+        return False
+    atom, coefficient = position.index.terms[0]
+    if not isinstance(atom, Var) or coefficient != 1 or any_symbolic((atom.size, buffer.extent)):
+        return False
+    low, high = index.bounds
+    if any_symbolic((low, high)) or 8 * limit.value < 7 * atom.size:
+        return False
+    return low >= 0 and high < buffer.extent

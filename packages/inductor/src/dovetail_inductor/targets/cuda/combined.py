@@ -17,7 +17,7 @@ from dovetail_inductor.targets.cuda.assemble import (
     assemble,
     parameter_types,
 )
-from dovetail_inductor.targets.cuda.kernel import emit_body
+from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.product import emit_products
 from dovetail_inductor.targets.cuda.tiling import choose
 
@@ -34,7 +34,7 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     fused = [kernel for kernel in combined.kernels if isinstance(kernel, FusedKernel)]
     assert len(fused) == len(combined.kernels), "products share launches with products"
     for kernel in fused:
-        body = emit_body(kernel, buffers, choose(kernel, buffers, shared=True))
+        body = Emission(kernel, buffers, choose(kernel, buffers, shared=True)).run()
         types = parameter_types(body.parameters, buffers)
         classes.setdefault((body.text, types), []).append(body)
     parameters: list[tuple[str, str]] = []
@@ -58,10 +58,10 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     tiling = next(iter(classes.values()))[0].tiling
     names = sorted({operators_of(kernel.nests) for kernel in fused})
     name = f"combined_{'_'.join(names)[:MOST_LETTERS].rstrip('_')}"
-    return assemble(
-        name, functions, "\n".join(lines), parameters, helpers, tiling, start, buffers,
-        any(body.scatters for bodies in classes.values() for body in bodies),
-    )  # fmt: skip
+    scatters = any(body.scatters for bodies in classes.values() for body in bodies)
+    text, own = "\n".join(lines), tuple(parameters)
+    body = KernelBody(text, own, frozenset(helpers), tiling, "combined", scatters)
+    return assemble(name, body, start, buffers, functions)
 
 
 def _branch(

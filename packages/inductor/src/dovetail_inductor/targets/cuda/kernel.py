@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import ClassVar
 
 from dovetail_inductor.kernel_names import operators_of
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
+from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import count, interpret
-from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Scatter
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.assemble import (
@@ -27,30 +27,25 @@ from dovetail_inductor.targets.cuda.assemble import (
     passed_by_value,
 )
 from dovetail_inductor.targets.cuda.axes import define_axis, define_grid
-from dovetail_inductor.targets.cuda.block_accumulators import Accumulator, Accumulators
-from dovetail_inductor.targets.cuda.block_reductions import rounded_product
-from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines
-from dovetail_inductor.targets.cuda.online import online_softmax, subtracted_in
+from dovetail_inductor.targets.cuda.block_accumulators import (
+    Accumulator,
+    Accumulators,
+    rounded_product,
+)
+from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines, Reads, no_reads
 from dovetail_inductor.targets.cuda.pairs import Pairs, pairs_of
 from dovetail_inductor.targets.cuda.passes import (
     by_pass,
     computed,
     factors_of_sum,
     is_of_rows,
+    online_softmax,
     passing,
     rows_read,
+    subtracted_in,
 )
-from dovetail_inductor.targets.cuda.quotients import rough_quotients
+from dovetail_inductor.targets.cuda.quotients import rough_quotients, stores_narrow
 from dovetail_inductor.targets.cuda.tiling import Tiling, choose
-from dovetail_inductor.targets.cuda.triton_ops import NARROW, TRITON_TYPES
-
-
-def emit_body(kernel: FusedKernel, buffers: Mapping[str, Buffer], tiling: Tiling) -> KernelBody:
-    """The statements of a kernel under a tiling.
-
-    Raises `UnsupportedOp` for a scalar op that has no Triton form.
-    """
-    return Emission(kernel, buffers, tiling).run()
 
 
 def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
@@ -58,24 +53,33 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
-    body = emit_body(kernel, buffers, choose(kernel, buffers))
-    text = f"    pid = tl.program_id(0)\n{body.text}"
-    return assemble(
-        f"{body.kind}_{operators_of(kernel.nests)}",
-        "",
-        text,
-        body.parameters,
-        body.helpers,
-        body.tiling,
-        body.tiling.programs,
-        buffers,
-        body.scatters,
-    )
+    body = Emission(kernel, buffers, choose(kernel, buffers)).run()
+    whole = replace(body, text=f"    pid = tl.program_id(0)\n{body.text}")
+    name = f"{body.kind}_{operators_of(kernel.nests)}"
+    return assemble(name, whole, body.tiling.programs, buffers)
 
 
 # A stored value that takes more than this many additions is read back, from a cache or at memory's
 # speed, at which that much can be computed meanwhile.
 _DEAR = 40
+
+
+@dataclass
+class Pass:
+    """What is known while a pass over the columns is written.
+
+    full, memo: the full values of a block of columns, by their buffers, and all values in it.
+    totals: the running totals before it.
+    later, again: the rows that a later pass reads, and those that an earlier one has read.
+    stored: what is read back from memory, where an earlier pass has stored it.
+    """
+
+    full: dict[str, str] = field(default_factory=dict)
+    memo: dict[int, str] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
+    later: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
+    stored: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -91,14 +95,8 @@ class Emission:
     parameters: dict[str, str] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
     rows: dict[str, str] = field(default_factory=dict)  # values of one result a row
-    full: dict[str, str] = field(default_factory=dict)  # full values of the current pass
     row_memo: dict[int, str] = field(default_factory=dict)
-    memo: dict[int, str] = field(default_factory=dict)
-    online: dict[str, str] = field(default_factory=dict)  # sum's buffer -> maximum's
-    stored: set[str] = field(default_factory=set)  # what later passes read back
-    totals: dict[str, str] = field(default_factory=dict)  # running totals of the current pass
-    later: frozenset[str] = frozenset()  # rows that a later pass reads
-    again: frozenset[str] = frozenset()  # rows that an earlier pass has read
+    now: Pass = field(default_factory=lambda: Pass())
     pairs: Pairs | None = None
 
     @cached_property
@@ -112,11 +110,12 @@ class Emission:
     @cached_property
     def narrow(self) -> bool:
         """True if all that is made of transcendental functions is stored in 2 bytes."""
-        return all(
-            nest.reduction is None and self.buffers[nest.buffer].dtype.itemsize == 2
-            for nest in self.kernel.nests
-            if any(isinstance(n, Apply) and n.op in NARROW for n in walk(nest.values))
-        )
+        return stores_narrow(self.kernel, self.buffers)
+
+    @cached_property
+    def online(self) -> dict[str, str]:
+        """Of the sums that follow their maximum in one pass, the maximum's buffer."""
+        return online_softmax(self.kernel) if self.tiling.looped else {}
 
     @cached_property
     def rough(self) -> frozenset[int]:
@@ -130,15 +129,14 @@ class Emission:
         if self.tiling.columns and not self.tiling.looped:
             self._column_index("0")
         if self.tiling.looped:
-            self.online = online_softmax(self.kernel)
             passes = by_pass(self.kernel)
             rows = [rows_read(self.kernel, nests) for nests in passes]
             for number, nests in enumerate(passes):
-                self.again = frozenset().union(*rows[:number])
-                self.later = frozenset().union(*rows[number + 1 :])
+                self.now.again = frozenset().union(*rows[:number])
+                self.now.later = frozenset().union(*rows[number + 1 :])
                 self._phase(nests)
         else:
-            self.row_memo = self.memo  # all is computed at one place
+            self.row_memo = self.now.memo  # all is computed at one place
             for nest in self.kernel.nests:
                 self._in_one_block(nest)
         return self._body(self._kind())
@@ -151,7 +149,7 @@ class Emission:
         for position, start in enumerate(starts):
             define_axis(self.lines, self.tiling, self.wide, position, start)
         self.rows |= given
-        self.row_memo = self.memo
+        self.row_memo = self.now.memo
         for nest in self.kernel.nests:
             self._row(nest)
         return self._body("product")
@@ -172,8 +170,7 @@ class Emission:
         return "reduce_looped" if self.tiling.looped else "reduce_persistent"
 
     def _column_index(self, start: str) -> None:
-        last = len(self.tiling.axes) - 1
-        define_axis(self.lines, self.tiling, self.wide, last, start)
+        define_axis(self.lines, self.tiling, self.wide, len(self.tiling.axes) - 1, start)
 
     # --- phases ------------------------------------------------------------------------------
 
@@ -195,16 +192,16 @@ class Emission:
     def _policy(self, load: Load) -> str | None:
         """What is read again shall stay in the cache until then, and then go: the rows of all
         programs are more than it holds."""
-        if not (self.later or self.again) or not is_of_rows(self.kernel, load):
+        if not (self.now.later or self.now.again) or not is_of_rows(self.kernel, load):
             return None
-        if load.buffer in self.later:
+        if load.buffer in self.now.later:
             return "evict_last"
-        return "evict_first" if load.buffer in self.again else None
+        return "evict_first" if load.buffer in self.now.again else None
 
     def _row(self, nest: LoopNest) -> None:
         value = interpret(nest.values, self._emitter(), self.row_memo)[0]
         if nest.scatter is not None:
-            self._scatter(nest, nest.scatter, value)
+            self._emitter().scatter(nest, nest.scatter, value, self.row_memo)
             return
         self.rows[nest.buffer] = value
         self._store(nest, value)
@@ -224,14 +221,16 @@ class Emission:
         factors = factors_of_sum(self.kernel, nest)
         if factors is None or self.tiling.axes[-1].block >= 2 * 32 * self.tiling.num_warps:
             return None
-        return self.lines.define(rounded_product(*interpret(factors, self._emitter(), self.memo)))
+        return self.lines.define(
+            rounded_product(*interpret(factors, self._emitter(), self.now.memo))
+        )
 
     def _looped_pass(self, nests: list[LoopNest]) -> None:
         axis = self.tiling.axes[-1]
-        if self.stored:  # by other threads of the program, too
+        if self.now.stored:  # by other threads of the program, too
             self.lines.add("tl.debug_barrier()")
         self._hoist(nests)
-        self._start_totals(computed(self.kernel, nests, self.stored))
+        self._start_totals(computed(self.kernel, nests, self.now.stored))
         accumulators = {
             n.buffer: self._accumulators.start(n) for n in nests if n.reduction is not None
         }
@@ -247,7 +246,7 @@ class Emission:
             loop = f"for start in range(0, {axis.size}, {axis.block}):"
             self._turns(nests, accumulators, loop)
         self._finish_all(accumulators)
-        self.stored |= {n.buffer for n in nests if n.reduction is None and self._is_dear(n)}
+        self.now.stored |= {n.buffer for n in nests if n.reduction is None and self._is_dear(n)}
 
     def _is_dear(self, nest: LoopNest) -> bool:
         """Whether a value is read back where it has been stored: it is not rounded by that."""
@@ -261,7 +260,7 @@ class Emission:
         self, nests: list[LoopNest], accumulators: Mapping[str, Accumulator], loop: str | None
     ) -> None:
         """What is done with each block of columns: in a loop, or (None) once, with `start` set."""
-        self.full, self.memo = {}, dict(self.row_memo)
+        self.now.full, self.now.memo = {}, dict(self.row_memo)
         if loop is not None:
             self.lines.add(loop)
             self.lines.indent += 1
@@ -281,7 +280,7 @@ class Emission:
                 self._accumulators.rescale(total, before, accumulator.value, value)
         if loop is not None:
             self.lines.indent -= 1
-        self.full, self.memo = {}, {}
+        self.now.full, self.now.memo = {}, {}
 
     def _finish_all(self, accumulators: Mapping[str, Accumulator]) -> None:
         for buffer, accumulator in accumulators.items():
@@ -313,12 +312,12 @@ class Emission:
         interpret(invariant, self._emitter(), self.row_memo)
 
     def _full_value(self, nest: LoopNest) -> str:
-        (value,) = interpret([nest.body], self._emitter(), self.memo)
+        (value,) = interpret([nest.body], self._emitter(), self.now.memo)
         if nest.scan is not None:
-            before = self.totals.get(nest.buffer)
+            before = self.now.totals.get(nest.buffer)
             value = self._accumulators.running_total(nest, nest.scan, value, before)
         if nest.reduction is None:
-            self.full[nest.buffer] = value
+            self.now.full[nest.buffer] = value
         return value
 
     # --- reductions and scans ----------------------------------------------------------------
@@ -330,13 +329,13 @@ class Emission:
             self.tiling,
             self.wide,
             self.helpers.add,
-            lambda index: self._emitter().index(index, _no_reads),
+            lambda index: self._emitter().index(index, no_reads),
         )
 
     def _start_totals(self, nests: Sequence[LoopNest]) -> None:
         """Of the scans that a pass goes through, the totals of no elements."""
         rows = sum(1 << v.id for v in self.kernel.rows)
-        self.totals = {
+        self.now.totals = {
             nest.buffer: self._accumulators.no_total(nest.scan, rows)
             for nest in nests
             if nest.scan is not None
@@ -351,18 +350,19 @@ class Emission:
 
     # --- memory ------------------------------------------------------------------------------
 
+    @cached_property
+    def reads(self) -> Reads:
+        """Where the loops find what they read."""
+        return Reads(self.parameter, self._forward, self._by_value, self._policy, self._paired)
+
     def _emitter(self) -> BodyEmitter:
         return self.emitter(
             lines=self.lines,
             tiling=self.tiling,
             buffers=self.buffers,
             wide=self.wide,
-            parameter=self.parameter,
-            by_value=self._by_value,
-            forward=self._forward,
+            reads=self.reads,
             use=self.helpers.add,
-            policy=self._policy,
-            paired=self._paired,
             narrow=self.narrow,
             rough=self.rough,
         )
@@ -384,56 +384,17 @@ class Emission:
     def _forward(self, load: Load) -> str | None:
         if load.buffer in self.rows:
             return self.rows[load.buffer]
-        if load.buffer in self.full:
-            return self.full[load.buffer]
+        if load.buffer in self.now.full:
+            return self.now.full[load.buffer]
         for nest in self.kernel.nests:  # a full value of an earlier pass: compute it again
             if nest.buffer == load.buffer:
                 assert self.tiling.looped and self.kernel.is_full(nest), load.buffer
-                return None if nest.buffer in self.stored else self._full_value(nest)
+                return None if nest.buffer in self.now.stored else self._full_value(nest)
         return None
 
     def _store(self, nest: LoopNest, value: str) -> None:
-        if nest.buffer in self.kernel.internal:
-            return
-        emitter = self._emitter()
-        offset = emitter.index(nest.index, _no_reads)
-        free = 0
-        for var in nest.vars:
-            free |= 1 << var.id
-        masks = [a.mask for a in emitter.masked_axes(free)]
-        storage = self.buffers[nest.buffer].dtype
-        condition = f", {' & '.join(masks)}" if masks else ""
-        shape = self.tiling.shape(free)
-        stored = f"tl.broadcast_to({value}, {shape}).to({TRITON_TYPES[storage]})"
-        parameter, place = self.parameter(nest.buffer), (nest.buffer, nest.index)
-        if self.pairs and self.pairs.store(self.lines, parameter, place, stored, free):
-            return
-        self.lines.add(
-            f"tl.store({self.parameter(nest.buffer)} + tl.broadcast_to({offset}, {shape}), "
-            f"{stored}{condition})"
-        )
-
-    def _scatter(self, nest: LoopNest, how: Scatter, value: str) -> None:
-        """Write to computed places, none of them out of bounds, also where assertions are off."""
-        emitter = self._emitter()
-        memo = self.row_memo
-        shape = self.tiling.shape(sum(1 << var.id for var in nest.vars))
-        masks = [a.mask for a in emitter.masked_axes(sum(1 << var.id for var in nest.vars))]
-        for atom in nest.index.indirects():
-            place = memo[atom.value.uid]
-            masks.append(f"({place} >= 0) & ({place} < {atom.size})")
-        storage = TRITON_TYPES[self.buffers[nest.buffer].dtype]
-        pointer = f"{self.parameter(nest.buffer)} + tl.broadcast_to("
-        pointer += f"{emitter.index(nest.index, lambda e: memo[e.uid])}, {shape})"
-        stored = f"tl.broadcast_to({value}, {shape}).to({storage})"
-        condition = f", tl.broadcast_to({' & '.join(masks)}, {shape})" if masks else ""
-        call = "tl.store" if how.reduction is None else f"tl.atomic_{how.operation}"
-        order = "" if how.reduction is None else ', sem="relaxed"'
-        self.lines.add(f"{call}({pointer}, {stored}{condition}{order})")
+        if nest.buffer not in self.kernel.internal:
+            self._emitter().store(nest, value, self.pairs.store if self.pairs else None)
 
 
-def _no_reads(expr: object) -> str:
-    raise AssertionError("the index of a store, or a position, reads no memory")
-
-
-__all__ = ["Emission", "emit_body", "emit_kernel"]
+__all__ = ["Emission", "emit_kernel"]

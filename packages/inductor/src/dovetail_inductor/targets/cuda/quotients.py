@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cuda.triton_ops import NARROW
 
 QUOTIENTS = ("div", "reciprocal")
 
@@ -95,3 +96,12 @@ def _of_operand(node: Expr, operand: Expr, own: int) -> int:
     if keeps and not (node.op == "where" and operand is node.args[0]):
         return own
     return _SIZE if node.op in _SMOOTH and node.op != "where" and own == _SIZE else _EXACT
+
+
+def stores_narrow(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> bool:
+    """True if all that is made of transcendental functions is stored in 2 bytes."""
+    return all(
+        nest.reduction is None and buffers[nest.buffer].dtype.itemsize == 2
+        for nest in kernel.nests
+        if any(isinstance(n, Apply) and n.op in NARROW for n in walk(nest.values))
+    )

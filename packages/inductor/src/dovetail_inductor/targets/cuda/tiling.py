@@ -16,8 +16,7 @@ from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
-from dovetail_inductor.targets.cuda.online import online_softmax
-from dovetail_inductor.targets.cuda.passes import read_again
+from dovetail_inductor.targets.cuda.passes import online_softmax, read_again
 
 MULTIPROCESSORS = 132
 THREADS = 2048  # of a multiprocessor
