@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from dovetail_inductor.kernel_names import head_of
 from dovetail_inductor.loop_ir.loops import LoopGraph
 from dovetail_inductor.pipeline import PassLog
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_prims.artifact_log import is_wanted, tell
 from dovetail_runtime import as_python
-from dovetail_runtime.plan import CppKernel, Plan
+from dovetail_runtime.plan import CppKernel, Kernel, Plan
 from torch.fx import GraphModule
 
 from dovetail.diagrams import graph_as_dot, kernels_as_dot
@@ -62,7 +63,12 @@ def tell_of_plan(plan: Plan, place: str) -> None:
         return
     for kernel in plan.kernels:
         suffix = "cpp" if isinstance(kernel, CppKernel) else "py"
-        tell("kernel_code", place, partial(str, kernel.source), suffix=suffix)
+        text = partial(_with_head, kernel, plan)
+        tell("kernel_code", place, text, suffix=suffix)
+
+
+def _with_head(kernel: Kernel, plan: Plan) -> str:
+    return head_of(kernel, plan) + kernel.source
 
 
 def tell_of_cuda_graph(place: str, what: str) -> None:

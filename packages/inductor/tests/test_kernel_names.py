@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.kernel_names import MOST_LETTERS
+from dovetail_inductor.kernel_names import MOST_LETTERS, head_of
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import Plan, as_python
@@ -78,3 +78,19 @@ def test_the_users_lines_do_not_split_equal_kernels() -> None:
 def test_launches_tell_the_program_s_line() -> None:
     text = as_python(planned(softmax_twice, torch.randn(8, 40)))
     assert "  # add_softmax_mul (model.py:7)" in text
+
+
+def test_the_head_of_a_kernel_tells_launches_and_shapes() -> None:
+    plan = planned(softmax_twice, torch.randn(8, 40))
+    (kernel,) = plan.kernels
+    head = head_of(kernel, plan)
+    assert head == "// add_softmax_mul (model.py:7): arg0 float32[8, 40], buf4 float32[8, 40]\n"
+    assert "model.py" not in kernel.source
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.mm(x.sin() + 1, x), torch.mm(y.sin() + 1, y)
+
+    x = torch.randn(1024, 1024)
+    plan = planned(twice, x, x.clone(), gpu=True)
+    (kernel,) = plan.kernels
+    assert head_of(kernel, plan).count("# sin_add (model.py:7): arg") == 2

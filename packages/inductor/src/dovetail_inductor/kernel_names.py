@@ -11,6 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from re import search
 
+import torch
+from dovetail_runtime.plan import (
+    Allocate,
+    CppKernel,
+    Kernel,
+    LaunchCpp,
+    LaunchTriton,
+    Plan,
+    PlanInput,
+    Size,
+    View,
+)
+from dovetail_runtime.sizes import size_text
+
 from dovetail_inductor.loop_ir.expr import Apply, Load, walk
 from dovetail_inductor.loop_ir.loops import LoopNest
 
@@ -76,4 +90,34 @@ def label_of(nests: Iterable[LoopNest], lines: Mapping[str, str], name: str = ""
     return name if place is None else f"{name} ({Path(place['file']).name}:{place['line']})"
 
 
-__all__ = ["MOST_LETTERS", "label_of", "operators_of"]
+def head_of(kernel: Kernel, plan: Plan) -> str:
+    """What a kernel is for, as a comment to stand before its text where people read it: for each
+    launch its operators, the line of the program, and its tensors with their shapes.
+
+    It is no part of what is compiled, so that equal kernels of other lines and sizes are one.
+    """
+    known = [one for one in (*plan.inputs, *plan.steps) if isinstance(one, _WITH_LAYOUT)]
+    shapes = {one.name: (one.spec.dtype, one.spec.shape) for one in known if one.spec is not None}
+    shapes |= {one.name: (one.value.dtype, tuple(one.value.shape)) for one in plan.constants}
+    lines: dict[str, None] = {}
+    for step in plan.steps:
+        if isinstance(step, LaunchCpp | LaunchTriton) and step.kernel == kernel.symbol:
+            names = step.tensors if isinstance(step, LaunchCpp) else step.args
+            tensors = [_with_shape(name, shapes) for name in names if isinstance(name, str)]
+            lines[f"{step.label}: {', '.join(tensors)}"] = None
+    mark = "//" if isinstance(kernel, CppKernel) else "#"
+    return "".join(f"{mark} {line}\n" for line in lines)
+
+
+_WITH_LAYOUT = (PlanInput, Allocate, View)
+
+
+def _with_shape(name: str, shapes: Mapping[str, tuple[torch.dtype, tuple[Size, ...]]]) -> str:
+    """`buf0 float32[64, s0]`; the name alone of what a library call has laid out."""
+    if name not in shapes:
+        return name
+    dtype, sizes = shapes[name]
+    return f"{name} {str(dtype).removeprefix('torch.')}[{', '.join(map(size_text, sizes))}]"
+
+
+__all__ = ["MOST_LETTERS", "head_of", "label_of", "operators_of"]
