@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.targets import CUDA
-from dovetail_inductor.targets.target import SplitRule
+from dovetail_inductor.targets.target import Pieces, SplitRule
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
@@ -202,7 +202,9 @@ def test_a_variance_in_pieces_reads_once_and_is_exact(name, triton):
 def test_long_rows_of_several_results_are_read_once():
     """Where the rows that a GPU works on at a time exceed its cache, a norm's pieces are small, and
     what follows is spread over all points. (Rows of some thousand elements stand for such.)"""
-    small = SplitRule(4, 16, 1 << 10, 64, 32, 256, 64, kept=256, side=4, cache_bytes=1 << 14)
+    small = SplitRule(
+        4, 16, 1 << 10, Pieces(64, 256, kept=256), Pieces(32, 64, kept=0), cache=(4, 1 << 14)
+    )
     target = replace(CUDA, scheduling=replace(CUDA.scheduling, split=small))
     x, weight, bias = torch.randn(3, 4, 30, 50) + 3, torch.randn(4), torch.randn(4)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from dovetail_runtime import (
@@ -40,7 +41,7 @@ from dovetail_inductor.scheduler.memory import MemoryPlan
 from dovetail_inductor.scheduler.rebase import rebase, rebase_combined
 from dovetail_inductor.scheduler.twins import in_place
 from dovetail_inductor.targets import target_of
-from dovetail_inductor.targets.target import Emitted, Target
+from dovetail_inductor.targets.target import Emitted
 
 
 def spec_of(buffer: Buffer) -> TensorSpec:
@@ -62,9 +63,7 @@ def _sizes(sizes: tuple[int, ...]) -> tuple[Size, ...]:
 class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
-    simd_bytes: int | None
-    target_of: Callable[[torch.device], Target]
-    checked: frozenset[str]
+    options: InductorOptions
     steps: list[Step] = field(default_factory=list)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
@@ -73,13 +72,20 @@ class _Writer:
     bound: set[str] = field(default_factory=set)  # symbols whose value is known by now
     unchecked: list[Assert] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)  # the graph's, and parts of them
-    # Each buffer's slab, by its device and its number there.
-    slab_of: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.buffers |= {name: b.as_real() for name, b in self.graph.buffers.items()}
-        for slab, place in zip(self.memory.slabs, _places(self.memory), strict=True):
-            self.slab_of |= dict.fromkeys(slab.offsets, place)
+
+    @cached_property
+    def checked(self) -> frozenset[str]:
+        """The buffers whose layout is checked when a library call has made them."""
+        return _addressed_by_strides(self.graph)
+
+    @cached_property
+    def slab_of(self) -> dict[str, tuple[str, int]]:
+        """Each buffer's slab, by its device and its number there."""
+        slabs = zip(self.memory.slabs, _places(self.memory), strict=True)
+        return {name: place for slab, place in slabs for name in slab.offsets}
 
     def name_of(self, tensor: Strided, exact: bool = False) -> str:
         """The plan's name for a tensor in memory; makes a view if it is not a whole buffer.
@@ -142,7 +148,7 @@ class _Writer:
                 if name is not None:
                     self.allocate(name)
             device = next(self.buffers[name].device for name in call.outputs if name is not None)
-            for emitted in self.target_of(device).emit_attention(call, self.buffers):
+            for emitted in self.options.target_of(device).emit_attention(call, self.buffers):
                 self.launch_emitted(
                     emitted, label_of((), self.graph.facts.lines, f"attention{call.line}")
                 )
@@ -234,7 +240,7 @@ class _Writer:
         written = sorted(kernel.writes() - kernel.internal, key=_number)
         for name in written:
             self.allocate(name)
-        target = self.target_of(self.buffers[written[0]].device)
+        target = self.options.target_of(self.buffers[written[0]].device)
         place = (self.graph.builder, self.buffers, self.name_of)
         if isinstance(kernel, ProductKernel):
             label = label_of(kernel.epilogue.nests, self.graph.facts.lines, "product")
@@ -247,7 +253,7 @@ class _Writer:
         elif isinstance(kernel, FusedKernel):
             kernel, parts = rebase(kernel, *place)
             self.buffers |= parts
-        emitted = target.emit(kernel, self.graph.builder, self.buffers, self.simd_bytes)
+        emitted = target.emit(kernel, self.graph.builder, self.buffers, self.options.simd_bytes)
         self.launch_emitted(emitted, label)
 
 
@@ -262,9 +268,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
     Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
     """
     on_cuda = any(b.device.type == "cuda" for b in graph.buffers.values())
-    writer = _Writer(
-        graph, memory, options.simd_bytes, options.target_of, _addressed_by_strides(graph)
-    )
+    writer = _Writer(graph, memory, options)
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
     writer.unchecked += graph.checks

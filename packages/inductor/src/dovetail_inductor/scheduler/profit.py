@@ -70,14 +70,14 @@ class Profit:
             else:
                 # Of very long rows more are too few: what each of the others has left is longer;
                 # and more yet where there is no reduction whose elements are at hand.
-                enough = rule.aim if columns >= 2 * rule.result else rule.enough_tasks
+                enough = rule.aim if columns >= 2 * rule.along.result else rule.enough_tasks
                 enough = enough if reduces else 2 * rule.aim
             mine = [v for v in group.rows if pieces[v][-1] in found.rows]
             across = any(n.index.coefficient(v) == 1 for v in mine for n in group.nests)
             tasks = -(-rows // rule.side_by_side) if across else rows
             if not across and any(_reads_along(nest, v) for v in mine for nest in group.nests):
                 across, tasks = True, -(-rows // rule.read_side_by_side)
-            least = rule.result_across if across else rule.result
+            least = rule.pieces(across).result
             if tasks < enough and columns >= least:
                 return True
         return False

@@ -110,19 +110,20 @@ def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
         return False  # the pieces' sizes would have to be known
     if nest.iterations < rule.elements or _tasks(nest, rule) >= rule.enough_tasks:
         return False
-    least = rule.result_across if contiguous_in_rows(nest) else rule.result
+    least = rule.pieces(contiguous_in_rows(nest)).result
     return nest.iterations // max(nest.points, 1) >= least
 
 
 def _short_loop(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer]) -> Var | None:
     """A short loop to be cut off whole, if there is one."""
-    if not nest.is_sum or nest.is_symbolic or not rule.short:
+    short_bytes, most_held = rule.short
+    if not nest.is_sum or nest.is_symbolic or not short_bytes:
         return None
-    if nest.iterations <= nest.points * rule.most_held or nest.iterations < rule.elements:
+    if nest.iterations <= nest.points * most_held or nest.iterations < rule.elements:
         return None
     for v in nest.reduce_vars:
         for load in nest.loads:
-            short = v.size * buffers[load.buffer].dtype.itemsize < rule.short
+            short = v.size * buffers[load.buffer].dtype.itemsize < short_bytes
             goes_on = any(load.index.coefficient(w) == v.size for w in nest.vars)
             if short and goes_on and load.index.coefficient(v) == 1:
                 return v
@@ -142,15 +143,15 @@ def _read_twice(graph: LoopGraph) -> set[Expr]:
 
 def _exceeds_cache(nest: LoopNest, rule: SplitRule, buffers: Mapping[str, Buffer]) -> bool:
     """True if the second time the elements of a sum are read, they are not in the cache."""
-    if not nest.is_sum or nest.is_symbolic or rule.kept is None:
+    across, (tasks, cache_bytes) = contiguous_in_rows(nest), rule.cache
+    kept = rule.pieces(across).kept
+    if not nest.is_sum or nest.is_symbolic or kept is None:
         return False
-    across = contiguous_in_rows(nest)
     elements = nest.iterations // max(nest.points, 1)
     read = {ld.buffer for ld in nest.loads if ld.index.variables() & set(nest.reduce_vars)}
     nbytes = elements * sum(buffers[name].dtype.itemsize for name in read)
     nbytes *= rule.side_by_side if across else 1
-    kept = rule.kept_across if across else rule.kept
-    return elements > 2 * kept and min(_tasks(nest, rule), rule.side) * nbytes > rule.cache_bytes
+    return elements > 2 * kept and min(_tasks(nest, rule), tasks) * nbytes > cache_bytes
 
 
 def _tasks(nest: LoopNest, rule: SplitRule) -> int:
@@ -185,15 +186,13 @@ class _Cut:
 def _cut(
     builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool, short: Var | None
 ) -> _Cut | None:
-    """With `keep`, into pieces of `rule.kept` elements or so (`rule.kept_across`); `short` is a
-    loop to be cut off whole."""
+    """With `keep`, into pieces of as many elements as are kept; `short` is a loop to be cut off
+    whole."""
     per_result = nest.iterations // nest.points
-    across = contiguous_in_rows(nest)
-    piece = rule.piece_across if across else rule.piece
-    wanted = min(rule.aim // _tasks(nest, rule), per_result // piece, MAX_PARTS)
-    if keep and rule.kept is not None:
-        kept = rule.kept_across if across else rule.kept
-        wanted = max(wanted, min(-(-per_result // kept), 4 * MAX_PARTS))
+    pieces_of = rule.pieces(contiguous_in_rows(nest))
+    wanted = min(rule.aim // _tasks(nest, rule), per_result // pieces_of.piece, MAX_PARTS)
+    if keep and pieces_of.kept is not None:
+        wanted = max(wanted, min(-(-per_result // pieces_of.kept), 4 * MAX_PARTS))
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
     parts = 1

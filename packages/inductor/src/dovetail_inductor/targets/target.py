@@ -105,46 +105,55 @@ class Library:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """The least elements of a piece, and those of a result that is worth being cut.
+
+    kept: of pieces that are read twice; None: as many as others have.
+    """
+
+    piece: int
+    result: int
+    kept: int | None = None
+
+
+@dataclass(frozen=True)
 class SplitRule:
     """When a reduction is cut, and into how many pieces.
 
     A result is a task, or, where neighbours in memory belong to different results, so many of them
     `side_by_side` are (`read_side_by_side`, where they are neighbours in what is read alone). A
-    reduction is cut if it has fewer than `enough_tasks` tasks, into pieces
-    that make it `aim` tasks, of at least `piece` elements each (`piece_across`, where results lie
-    side by side); if it has at least `elements`, and a result at least `result` elements
-    (`result_across`).
+    reduction is cut if it has fewer than `enough_tasks` tasks, into pieces that make it `aim`
+    tasks; if it has at least `elements`, and a piece and a result as many as `along` says, or
+    `across`, where results lie side by side.
 
-    Where memory goes on from a reduced loop of fewer than `short` bytes into the results', as from
-    the channels of a group into the groups, and a result has more than `most_held` elements, that
-    loop is cut off whole: each of its elements has a result in the first stage, and these lie side
-    by side.
+    What is read twice, for a mean and for the distances from it, is read from memory once if it
+    is cut into pieces of at most `kept` elements, which a task holds or finds in the cache: done
+    for results of which so many tasks at a time as `cache` has first read more than the bytes that
+    it has second.
+
+    `short`: where memory goes on from a reduced loop of fewer bytes than its first into the
+    results', as from the channels of a group into the groups, and a result has more elements than
+    its second, that loop is cut off whole: each of its elements has a result in the first stage,
+    and these lie side by side.
 
     With `outermost`, the loop that is outermost in memory is cut, into uneven pieces if need be,
     rather than one along which a piece reads what lies side by side.
-
-    What is read twice, for a mean and for the distances from it, is read from memory once if it
-    is cut into pieces of at most `kept` elements (`kept_across`, where results lie side by side),
-    which a task holds or finds in the cache: done for results of which `side` tasks at a time read
-    more than the cache's `cache_bytes`.
     """
 
     enough_tasks: int
     aim: int
     elements: int
-    piece: int
-    piece_across: int
-    result: int
-    result_across: int
+    along: Pieces
+    across: Pieces
+    cache: tuple[int, int] = (0, 0)
+    short: tuple[int, int] = (0, 0)
+    outermost: bool = False
     side_by_side: int = 64
     read_side_by_side: int = 16
-    kept: int | None = None  # None: as many as the pieces have by the rule above
-    kept_across: int = 0
-    side: int = 0
-    cache_bytes: int = 0
-    short: int = 0
-    most_held: int = 0
-    outermost: bool = False
+
+    def pieces(self, across: bool) -> Pieces:
+        """What is asked of pieces and results, which lie side by side or do not."""
+        return self.across if across else self.along
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from dovetail_inductor.targets.target import (
     GeneratedKernel,
     Library,
     Memory,
+    Pieces,
     Scans,
     Scatters,
     Scheduling,
@@ -56,7 +57,7 @@ LIBRARY = Library(
     attends_alone=True,
 )
 SCHEDULING = Scheduling(
-    split=SplitRule(16, 64, 1 << 15, 256, 256, 512, 512, outermost=True),
+    split=SplitRule(16, 64, 1 << 15, Pieces(256, 512), Pieces(256, 512), outermost=True),
     turns_loops=True,
     joins_scatters=False,
     spreads_points=False,

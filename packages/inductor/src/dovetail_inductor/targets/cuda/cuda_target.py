@@ -27,6 +27,7 @@ from dovetail_inductor.targets.target import (
     GeneratedKernel,
     Library,
     Memory,
+    Pieces,
     Scans,
     Scatters,
     Scheduling,
@@ -58,9 +59,8 @@ LIBRARY = Library(
 )
 # An H100 has 132 multiprocessors; a second launch costs what 2**16 elements cost one of them.
 SPLIT = SplitRule(
-    132, 4 * 132, 1 << 16, 4096, 32, 1 << 15, 256,
-    kept=1 << 12, kept_across=1 << 8, side=2 * 132, cache_bytes=1 << 25,
-    short=32, most_held=1 << 14, read_side_by_side=SIDE,
+    132, 4 * 132, 1 << 16, Pieces(4096, 1 << 15, kept=1 << 12), Pieces(32, 256, kept=1 << 8),
+    cache=(2 * 132, 1 << 25), short=(32, 1 << 14), read_side_by_side=SIDE,
 )  # fmt: skip
 SCHEDULING = Scheduling(
     split=SPLIT,
