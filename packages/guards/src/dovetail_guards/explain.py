@@ -8,15 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail_guards import clauses as c
-from dovetail_guards.evaluate import (
-    MISSING,
-    FrameView,
-    changed_class_attr,
-    evaluate,
-    instance_dict,
-    ordered_keys,
-    tensor_mismatch,
-)
+from dovetail_guards.check_clauses import changed_class_attr, tensor_mismatch
+from dovetail_guards.evaluate import MISSING, FrameView, evaluate, instance_dict, ordered_keys
 from dovetail_guards.float_expr import float_of_key
 from dovetail_guards.relations import BoolExpr
 from dovetail_guards.torch_state import READERS

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
-from dovetail_guards.evaluate import FrameView, check, constant_key
+from dovetail_guards.check_clauses import check
+from dovetail_guards.evaluate import FrameView, constant_key
 from dovetail_guards.explain import GuardFailure, clause_text, explain, in_short
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import computed
 from dovetail_guards import source as s
-from dovetail_guards.evaluate import answers_hold, argument_names, constants_equal
+from dovetail_guards.check_clauses import answers_hold
+from dovetail_guards.evaluate import argument_names, constants_equal
 from dovetail_guards.expr_program import compile_program
 from dovetail_guards.iterators import READERS as ITERATOR_READERS
 from dovetail_guards.native_load import load_native

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
-from dovetail_guards.evaluate import counts_as
+from dovetail_guards.check_clauses import counts_as
 from dovetail_guards.source import AttrSource, ClosureSource, GlobalSource, InstanceAttrSource
 from dovetail_prims.node_facts import STATIC
 
