@@ -7,50 +7,25 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_runtime import CallAten, Plan, PlanInput, Ref, SizeExpr, SymbolBinding, TensorSpec
+from dovetail_runtime import CallAten, Plan, PlanInput, Ref, SizeExpr, TensorSpec
 from dovetail_runtime.artifact import load, start_build
-from dovetail_runtime.plan import Allocate, Choose, CppKernel, FloatOf, Free, LaunchCpp
+from dovetail_runtime.plan import Allocate, Choose, FloatOf, Free, LaunchCpp
 from dovetail_runtime.plan_text import as_python
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.serialize import plan_from_bytes, plan_to_bytes
-
-CPU = torch.device("cpu")
-N, K, F = (SizeExpr("sym", (name,)) for name in "nkf")
-
-ADD = CppKernel(
-    "choose_add_size",
-    """
-extern "C" void choose_add_size(void* const* p, const int64_t* s, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i)
-    static_cast<float*>(p[1])[i] = static_cast<const float*>(p[0])[i] + s[0];
-}
-""",
-)
-
-
-def row(size: Any) -> TensorSpec:
-    return TensorSpec((size,), (1,), torch.float32, CPU)
-
-
-def branch(name: str, *steps: Any) -> Plan:
-    """(x of n elements, int k, float f) -> one row, `out`."""
-    inputs = (PlanInput("x", row(N)), PlanInput("k", None), PlanInput("f", None))
-    symbols = (
-        SymbolBinding("n", 0, 0),
-        SymbolBinding("k", 1, None),
-        SymbolBinding("f", 2, None, is_float=True),
-    )
-    return Plan(name, "cpu", inputs, symbols, (), (), steps, (), ("out",))
+from row_plans import ADD, CPU, F, K, N, row, row_plan
 
 
 def choosing(dtype: torch.dtype = torch.bool) -> Plan:
     """(predicate, x, int k, float f) -> x + k, or x * f; and that times 2."""
-    one = branch(
-        "add",
+    one = row_plan(
+        "add", "x", ("out",),
         Allocate("out", row(N), None),
-        LaunchCpp("choose_add_size", ("x", "out"), (K,), N, 4),
+        LaunchCpp("add_size", ("x", "out"), (K,), N, 4),
+    )  # fmt: skip
+    other = row_plan(
+        "scale", "x", ("out",), CallAten("aten::mul.Tensor", (Ref("x"), FloatOf(F)), (), ("out",))
     )
-    other = branch("scale", CallAten("aten::mul.Tensor", (Ref("x"), FloatOf(F)), (), ("out",)))
     steps = (
         Allocate("inner", row(N), 0),
         CallAten("aten::copy_", (Ref("inner"), Ref("x"))),
@@ -58,21 +33,11 @@ def choosing(dtype: torch.dtype = torch.bool) -> Plan:
         Free(("inner",)),
         CallAten("aten::add.Tensor", (Ref("chosen"), Ref("chosen")), (), ("twice",)),
     )
-    inputs = (
-        PlanInput("predicate", TensorSpec((), (), dtype, CPU)),
-        PlanInput("x", row(N)),
-        PlanInput("k", None),
-        PlanInput("f", None),
-    )
-    symbols = (
-        SymbolBinding("n", 1, 0),
-        SymbolBinding("k", 2, None),
-        SymbolBinding("f", 3, None, is_float=True),
-    )
     bytes_ = SizeExpr("mul", (SizeExpr("ceildiv", (SizeExpr("mul", (N, 4)), 64)), 64))
-    return Plan(
-        "choosing", "cpu", inputs, symbols, (), (ADD,), steps, (("cpu", bytes_),),
-        ("chosen", "twice"),
+    predicate = PlanInput("predicate", TensorSpec((), (), dtype, CPU))
+    return row_plan(
+        "choosing", "x", ("chosen", "twice"), *steps,
+        before=(predicate,), kernels=(ADD,), slabs=(("cpu", bytes_),),
     )  # fmt: skip
 
 
@@ -111,7 +76,7 @@ def test_a_predicate_that_is_a_float(value: float) -> None:
 
 def test_a_result_that_is_the_operand_is_a_copy() -> None:
     plan = choosing()
-    same = dataclasses.replace(branch("same"), outputs=("x",))
+    same = row_plan("same", "x", ("x",))
     steps = list(plan.steps)
     steps[2] = dataclasses.replace(steps[2], branches=(same, same))
     run = load(dataclasses.replace(plan, steps=tuple(steps))).run
@@ -121,7 +86,9 @@ def test_a_result_that_is_the_operand_is_a_copy() -> None:
 
 def test_an_error_inside_leaves_the_plan_usable() -> None:
     plan = choosing()
-    failing = branch("failing", CallAten("aten::mm", (Ref("x"), Ref("x")), (), ("out",)))
+    failing = row_plan(
+        "failing", "x", ("out",), CallAten("aten::mm", (Ref("x"), Ref("x")), (), ("out",))
+    )
     steps = list(plan.steps)
     steps[2] = dataclasses.replace(steps[2], branches=(failing, steps[2].branches[1]))
     run = load(dataclasses.replace(plan, steps=tuple(steps))).run

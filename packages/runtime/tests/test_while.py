@@ -7,71 +7,34 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_runtime import CallAten, Plan, PlanInput, Ref, SizeExpr, SymbolBinding, TensorSpec
+from dovetail_runtime import CallAten, Plan, Ref
 from dovetail_runtime.artifact import load, start_build
-from dovetail_runtime.plan import Allocate, CppKernel, FloatOf, LaunchCpp, While
+from dovetail_runtime.plan import Allocate, FloatOf, LaunchCpp, While
 from dovetail_runtime.plan_text import as_python
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.serialize import plan_from_bytes, plan_to_bytes
-
-CPU = torch.device("cpu")
-N, K, F = (SizeExpr("sym", (name,)) for name in "nkf")
-
-ADD = CppKernel(
-    "while_add_size",
-    """
-extern "C" void while_add_size(void* const* p, const int64_t* s, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i)
-    static_cast<float*>(p[1])[i] = static_cast<const float*>(p[0])[i] + s[0];
-}
-""",
-)
-
-
-def row(size: Any) -> TensorSpec:
-    return TensorSpec((size,), (1,), torch.float32, CPU)
-
-
-def inner(name: str, outputs: tuple[str, ...], *steps: Any) -> Plan:
-    """(x and y of n elements, z of n elements, int k, float f) -> `outputs`."""
-    inputs = (
-        *(PlanInput(name, row(N)) for name in "xyz"), PlanInput("k", None), PlanInput("f", None)
-    )  # fmt: skip
-    symbols = (
-        SymbolBinding("n", 0, 0),
-        SymbolBinding("k", 3, None),
-        SymbolBinding("f", 4, None, is_float=True),
-    )
-    return Plan(name, "cpu", inputs, symbols, (), (), steps, (), outputs)
+from row_plans import ADD, F, K, N, row, row_plan
 
 
 def looping() -> Plan:
     """(x, z, int k, float f): while sum(x) < f, (x, y) = (x + k, x), with y = z before."""
-    condition = inner(
-        "low", ("low",),
+    condition = row_plan(
+        "low", "xyz", ("low",),
         CallAten("aten::sum", (Ref("x"),), (), ("sum",)),
         CallAten("aten::lt.Scalar", (Ref("sum"), FloatOf(F)), (), ("low",)),
     )  # fmt: skip
-    body = inner(
-        "add", ("out", "x"),
+    body = row_plan(
+        "add", "xyz", ("out", "x"),
         Allocate("out", row(N), None),
-        LaunchCpp("while_add_size", ("x", "out"), (K,), N, 4),
+        LaunchCpp("add_size", ("x", "out"), (K,), N, 4),
     )  # fmt: skip
     args = ("x", "z", "z", K, FloatOf(F))
     steps = (
         While(condition, body, args, ("last", "before")),
         CallAten("aten::add.Tensor", (Ref("last"), Ref("last")), (), ("twice",)),
     )
-    inputs = (
-        PlanInput("x", row(N)), PlanInput("z", row(N)), PlanInput("k", None), PlanInput("f", None)
-    )  # fmt: skip
-    symbols = (
-        SymbolBinding("n", 0, 0),
-        SymbolBinding("k", 2, None),
-        SymbolBinding("f", 3, None, is_float=True),
-    )
     outputs = ("last", "before", "twice")
-    return Plan("looping", "cpu", inputs, symbols, (), (ADD,), steps, (), outputs)
+    return row_plan("looping", "xz", outputs, *steps, kernels=(ADD,))
 
 
 def expected(x: torch.Tensor, z: torch.Tensor, k: int, f: float) -> tuple[torch.Tensor, ...]:
@@ -109,7 +72,9 @@ def test_the_body_as_often_as_the_condition_tells(executor: str) -> None:
 
 def test_an_error_inside_leaves_the_plan_usable() -> None:
     plan = looping()
-    failing = inner("failing", ("x", "x"), CallAten("aten::mm", (Ref("x"), Ref("x")), (), ("o",)))
+    failing = row_plan(
+        "failing", "xyz", ("x", "x"), CallAten("aten::mm", (Ref("x"), Ref("x")), (), ("o",))
+    )
     bad = dataclasses.replace(plan.steps[0], body=failing)  # type: ignore[call-overload]
     run = load(dataclasses.replace(plan, steps=(bad, *plan.steps[1:]))).run
     x = torch.ones(4)
