@@ -800,7 +800,7 @@ def test_what_a_backward_is_done_with_is_freed_though_another_may_follow() -> No
 
     def held(output: Any) -> int:
         """The bytes of what the graph keeps."""
-        values = output.grad_fn.next_functions[0][0].rest.values
+        values = output.grad_fn.next_functions[0][0].remaining.values
         return sum(v.untyped_storage().nbytes() for v in values if isinstance(v, Tensor))
 
     compiled = dovetail.compile(function)

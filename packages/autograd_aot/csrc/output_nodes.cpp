@@ -5,7 +5,7 @@
 // would miss what it gets by way of the first. So each output gets a node of its own above the
 // compiled one, with edges to the outputs that it is computed from. It gives its gradient on to the
 // compiled node as it is, and nothing to the others: the compiled backward goes the whole way. Only
-// if somebody asks for the gradient of one of the others is it taken apart (by Python's `by_way`).
+// if somebody asks for the gradient of one of the others is it taken apart (by Python's `across_outputs`).
 
 #include "nodes.h"
 
@@ -180,7 +180,7 @@ struct OutputNode : Node {
     return given;
   }
 
-  // `by_way` of the compiled function takes (the number of this point, the gradient, the node and
+  // `across_outputs` of the compiled function takes (the number of this point, the gradient, the node and
   // position of each point, whether the pass comes to inputs, its node), and gives the gradients of
   // the points that this one is directly computed from.
   void take_apart(const Tensor& gradient, variable_list& given) {
@@ -203,7 +203,7 @@ struct OutputNode : Node {
     for (size_t i = 1 + point.direct.size(); i < num_outputs(); ++i) {
       comes_to_inputs = comes_to_inputs || runs(next_edge(i).function.get());
     }
-    ask(next_edge(0).function, "by_way", given, 1, number, made(THPVariable_Wrap(gradient)), edges,
+    ask(next_edge(0).function, "across_outputs", given, 1, number, made(THPVariable_Wrap(gradient)), edges,
         comes_to_inputs);
   }
 

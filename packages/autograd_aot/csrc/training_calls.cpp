@@ -36,8 +36,8 @@ PyObject* optional_reference(PyObject* object) {
 PyObject* learn(PyObject* object, PyObject* args) {
   HANDLE_TH_ERRORS
   auto* self = reinterpret_cast<TrainingCalls*>(object);
-  PyObject *run = nullptr, *consume = nullptr, *rest = nullptr, *tangents = nullptr;
-  if (!PyArg_ParseTuple(args, "OOOO!", &run, &consume, &rest, &PyTuple_Type, &tangents)) {
+  PyObject *run = nullptr, *consume = nullptr, *remaining = nullptr, *tangents = nullptr;
+  if (!PyArg_ParseTuple(args, "OOOO!", &run, &consume, &remaining, &PyTuple_Type, &tangents)) {
     return nullptr;
   }
   if (self->run != nullptr) { // (another thread may be about to call it)
@@ -61,7 +61,7 @@ PyObject* learn(PyObject* object, PyObject* args) {
     tangent.device = reinterpret_cast<THPDevice*>(device.ptr())->device;
   }
   self->plan->tangents = std::move(known);
-  self->rest = Py_NewRef(rest);
+  self->remaining = Py_NewRef(remaining);
   self->consume = optional_reference(consume);
   self->run = Py_NewRef(run);
   Py_RETURN_NONE;
@@ -72,7 +72,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
   auto* self = reinterpret_cast<TrainingCalls*>(object);
   Py_VISIT(Py_TYPE(object));
   for (PyObject* held : {self->backward, self->compiled, self->remember, self->finish, self->replay,
-                         self->pending, self->consume, self->run, self->rest}) {
+                         self->pending, self->consume, self->run, self->remaining}) {
     Py_VISIT(held);
   }
   return 0;
@@ -81,7 +81,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
 int clear(PyObject* object) {
   auto* self = reinterpret_cast<TrainingCalls*>(object);
   for (PyObject** held : {&self->backward, &self->compiled, &self->remember, &self->finish, &self->replay,
-                          &self->pending, &self->consume, &self->run, &self->rest}) {
+                          &self->pending, &self->consume, &self->run, &self->remaining}) {
     Py_CLEAR(*held);
   }
   return 0;

@@ -81,7 +81,7 @@ struct TrainingCalls {
   // Known after the first common backward:
   PyObject* consume; // takes a list; null if there is no such thing
   PyObject* run;
-  PyObject* rest; // what a backward that frees the graph leaves
+  PyObject* remaining; // what a backward that frees the graph leaves
   Plan* plan;
 };
 

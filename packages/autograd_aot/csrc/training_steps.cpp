@@ -19,7 +19,7 @@ namespace {
 struct Names {
   PyObject* replay = PyUnicode_InternFromString("replay");
   PyObject* beside = PyUnicode_InternFromString("beside");
-  PyObject* rest = PyUnicode_InternFromString("rest");
+  PyObject* remaining = PyUnicode_InternFromString("remaining");
   PyObject* to_save = PyUnicode_InternFromString("to_save");
   PyObject* materialize_grads = PyUnicode_InternFromString("materialize_grads");
   PyObject* non_differentiable = PyUnicode_InternFromString("non_differentiable");
@@ -242,8 +242,8 @@ bool is_common(TrainingCalls* self, PyObject* const* args, size_t given) {
       return false;
     }
   }
-  THPObjectPtr rest(checked(PyObject_GetAttr(args[0], names().rest)));
-  if (rest.get() != Py_None || !asks_for_all(plan, args[0])) {
+  THPObjectPtr remaining(checked(PyObject_GetAttr(args[0], names().remaining)));
+  if (remaining.get() != Py_None || !asks_for_all(plan, args[0])) {
     return false;
   }
   if (self->pending == nullptr) {
@@ -325,7 +325,7 @@ PyObject* call_backward(PyObject* object, PyObject* const* args, Py_ssize_t give
   THPObjectPtr arguments = arguments_of(*self->plan, args);
   if (!torch::autograd::get_current_graph_task_keep_graph()) {
     // As eager does node by node: the list holds the saved tensors from here on.
-    checked(PyObject_SetAttr(args[0], names().rest, self->rest));
+    checked(PyObject_SetAttr(args[0], names().remaining, self->remaining));
     checked(PyObject_SetAttr(args[0], names().replay, Py_None));
     THPObjectPtr none(checked(PyObject_CallMethodNoArgs(args[0], names().clear)));
   }

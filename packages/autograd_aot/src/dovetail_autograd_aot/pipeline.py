@@ -43,7 +43,7 @@ from dovetail_autograd_aot.calls.graph_calls import (
 )
 from dovetail_autograd_aot.calls.inference import compile_inference
 from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
-from dovetail_autograd_aot.calls.saved_tensors import LateNeeds
+from dovetail_autograd_aot.calls.saved_tensors import UnsavedReads
 from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs
 from dovetail_autograd_aot.joint.input_mutations import with_other_places
 from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
@@ -72,8 +72,8 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A captured graph, and how it is compiled. `late` is what its backward reads that it does not
-    save; `wrapping` takes its inputs apart, if they were tensor subclasses.
+    """A captured graph, and how it is compiled. `unsaved` is what its backward reads that it does
+    not save; `wrapping` takes its inputs apart, if they were tensor subclasses.
 
     It lives as long as what is compiled, so that example inputs are no part of it.
     """
@@ -82,7 +82,7 @@ class CompileRequest:
     options: CompileOptions
     log: AotLog
     late_error: LateError
-    late: LateNeeds
+    unsaved: UnsavedReads
     wrapping: Wrapping | None = None
 
 
@@ -145,14 +145,16 @@ def _compile_any(
     example_inputs: Sequence[Any],
 ) -> Run:
     """Compile a graph whose inputs may be tensor subclasses that wrap tensors."""
-    late = LateNeeds(reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS)))
-    request = CompileRequest(gm, options, log, late_error, late)
+    unsaved = UnsavedReads(
+        reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS))
+    )
+    request = CompileRequest(gm, options, log, late_error, unsaved)
     if not any(map(is_wrapper, example_inputs)) and not has_wrappers(gm.graph):
         return _compile_as_placed(request, example_inputs)
 
     def compile_plain(plain: GraphModule, inputs: Sequence[Any], wrapping: Wrapping) -> Run:
         # (The plain graph inside has other inputs.)
-        inside = replace(request, gm=plain, late=LateNeeds(late.reads), wrapping=wrapping)
+        inside = replace(request, gm=plain, unsaved=UnsavedReads(unsaved.reads), wrapping=wrapping)
         return _compile_as_placed(inside, inputs)
 
     return compile_around(gm, example_inputs, compile_plain)
@@ -312,7 +314,9 @@ def assemble(
         return compile_inference(joint, parts, forward, shield, by_eager)
     cut = unreached_inputs(joint, parts, inputs)
     double = DoubleBackward(request.gm, joint, compile_second, log, cut)
-    graphs = TrainingGraphs(joint, parts, compiled.forward, compiled.backward, double, request.late)
+    graphs = TrainingGraphs(
+        joint, parts, compiled.forward, compiled.backward, double, request.unsaved
+    )
     return compile_training(graphs, unresolved, inputs)
 
 

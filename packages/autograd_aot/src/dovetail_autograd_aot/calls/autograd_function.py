@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
-from dovetail_autograd_aot.calls.cross_output_gradients import ByWay, added
+from dovetail_autograd_aot.calls.cross_output_gradients import CrossOutputGradients, added
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward, Replay
 from dovetail_autograd_aot.calls.graph_calls import (
     Compiled,
@@ -21,12 +21,12 @@ from dovetail_autograd_aot.calls.graph_calls import (
     run_consuming,
     unrecorded,
 )
-from dovetail_autograd_aot.calls.input_reachability import InputGates, call_only_with_gradients
+from dovetail_autograd_aot.calls.input_reachability import InputNodes, call_only_with_gradients
 from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
 from dovetail_autograd_aot.calls.partial_backwards import Passage, SeparateBackwards
 from dovetail_autograd_aot.calls.saved_tensors import (
-    LateNeeds,
     SavedValues,
+    UnsavedReads,
     hooks_take_saved_tensors,
 )
 from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
@@ -45,32 +45,33 @@ class GraphFunction(torch.autograd.Function):
 class TrainingGraphs:
     """A graph for training: as traced and as partitioned, with the compiled `forward`, the
     `backward`, which is compiled when it is first needed, and the `replay` of the captured graph by
-    autograd for what that cannot do. `late` is what the backward reads that it does not save."""
+    autograd for what that cannot do. `unsaved` is what the backward reads that it does not save."""
 
     joint: JointGraph
     parts: PartitionedGraph
     forward: Compiled
     backward: LazyBackward
     replay: DoubleBackward
-    late: LateNeeds
+    unsaved: UnsavedReads
 
 
 class TrainingFunction:
     """What the autograd function over a graph's primals does, whose results are the forward
     outputs; what belongs to one call is on its context.
 
-    `gates` lead to inputs, `ways` tell which tangents the inputs get a gradient from.
+    Of `nodes`, each leads to some of the inputs; `sources` are the different sets of tangents, as
+    bit sets, that an input gets a gradient from.
     """
 
     def __init__(
-        self, graphs: TrainingGraphs, gates: InputGates | None, ways: Collection[int]
+        self, graphs: TrainingGraphs, nodes: InputNodes | None, sources: Collection[int]
     ) -> None:
         joint, parts = graphs.joint, graphs.parts
         self._graphs = graphs
-        self._lazy, self._double, self._late = graphs.backward, graphs.replay, graphs.late
+        self._lazy, self._double, self._unsaved = graphs.backward, graphs.replay, graphs.unsaved
         self._separate = SeparateBackwards(joint, parts, graphs.backward)
-        self._points = ByWay(graphs.replay, joint.points) if joint.points else None
-        self._gates, self._ways = gates, ways
+        self._points = CrossOutputGradients(graphs.replay, joint.points) if joint.points else None
+        self._nodes, self._sources = nodes, sources
         self._signature = signature = parts.signature
         self._count = signature.num_forward_outputs
         self.saved = SavedValues(parts, joint.counters)
@@ -81,24 +82,24 @@ class TrainingFunction:
         self._masks = parts.gradient_tangents
         self._all_tangents = (1 << len(signature.differentiable)) - 1
         self._lost = signature.lost
-        self._gated = 0 if gates is None else sum(1 << i for i in gates.behind())
+        self._replaced = 0 if nodes is None else sum(1 << i for i in nodes.replaced())
         self._native = self._native_calls()
         # Whether the common backward is to be learnt yet: it does nothing but compute gradients.
         several = self._points is not None or len(self._differentiable) > 1
-        unreached = several and not all(ways)  # (hooks on what is not reached)
-        others = self._late or gates is not None or self._lost or self.saved.watched or unreached
+        unreached = several and not all(sources)  # (hooks on what is not reached)
+        others = self._unsaved or nodes is not None or self._lost or self.saved.watched or unreached
         self._learns = not others
 
     def autograd_function(self) -> type[GraphFunction]:
-        """The `autograd.Function` itself, which autograd's nodes of this graph find the rest by."""
+        """The `autograd.Function` itself, which autograd's nodes of this graph find all else by."""
         own = self
 
         class CompiledFunction(GraphFunction):
             forward = staticmethod(own._native.forward)
             backward = staticmethod(own.backward)
-            by_way = staticmethod(own.by_way)
+            across_outputs = staticmethod(own.across_outputs)
             to_inputs = staticmethod(own.to_inputs)
-            leave_to_gates = staticmethod(own.leave_to_gates)
+            leave_to_nodes = staticmethod(own.leave_to_nodes)
             inlined_backward = staticmethod(own.inlined_backward)
             lacks = staticmethod(own.lacks)
             asked = staticmethod(own.asked)
@@ -106,7 +107,7 @@ class TrainingFunction:
             read_by_backward = staticmethod(own.read_by_backward)
 
         node: Any = getattr(CompiledFunction, "_backward_cls")  # noqa: B009
-        node.beside, node.rest = _NOTHING, None  # (of contexts that are left none)
+        node.beside, node.remaining = _NOTHING, None  # (of contexts that are left none)
         node.apply = nodes_module().as_method(own._native.backward)
         return CompiledFunction
 
@@ -120,15 +121,13 @@ class TrainingFunction:
 
         pairs = zip(self._tensors, self._masks, strict=True)
         constant = set(range(self._count)).difference(signature.differentiable)
-        plain = double.remembers_inputs_only
+        remember = None if double.remembers_inputs_only else double.remember
+        if signature.changes.extra_writes:
+            remember = remember_written
         return nodes_module().TrainingCalls(
             backward=self.backward,
             compiled=self._graphs.forward,
-            remember=remember_written
-            if signature.changes.extra_writes
-            else None
-            if plain
-            else double.remember,
+            remember=remember,
             finish=self._finish,
             replay=Replay,
             pending=None if self._points is None else self._points.runs.values,
@@ -144,7 +143,7 @@ class TrainingFunction:
             ],
             no_autocast=torch._C._is_any_autocast_enabled(),
             minds_hooks=bool(saved.masks or signature.changes.mutated),
-            always_finishes=bool(self._tangents.kept or self._late or saved.watched),
+            always_finishes=bool(self._tangents.kept or self._unsaved or saved.watched),
         )
 
     def _finish(
@@ -156,15 +155,17 @@ class TrainingFunction:
             write_ahead(self._signature, inputs, outputs, saved)
         if self._tangents.kept:
             ctx.shapes = self._tangents.shapes([outputs[i] for i in self._differentiable])
-        if self._late:
-            ctx.late = self._late.remember(inputs)
+        if self._unsaved:
+            ctx.unsaved = self._unsaved.remember(inputs)
         if self.saved.watched:
             ctx.watched = []
 
     def backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        """The inputs' gradients; those behind a gate are left to it."""
+        """The inputs' gradients; those of inputs with nodes of their own are left to these."""
         if self._lost:
-            self._refuse_lost(ctx, gradients, self._asked_inputs(ctx, self._tensors) & ~self._gated)
+            self._refuse_lost(
+                ctx, gradients, self._asked_inputs(ctx, self._tensors) & ~self._replaced
+            )
         if self._points is None and len(self._differentiable) < 2:
             return self._run_backward(ctx, gradients)
         others = None if self._points is None else self._points.taken(ctx)
@@ -172,29 +173,29 @@ class TrainingFunction:
         if others is not None:
             found = added(found, others)
         missing = self.lacks(gradients)
-        if not all(way & ~missing for way in self._ways):
+        if not all(tangents & ~missing for tangents in self._sources):
             of_tensors = (g for g, is_tensor in zip(found, self._tensors, strict=True) if is_tensor)
             edges = zip(ctx.next_functions, of_tensors, strict=True)
             unreached = [n for (n, _), g in edges if g is None and n is not None]
             if unreached:
                 call_only_with_gradients(unreached)
-        return self.leave_to_gates(ctx, found)
+        return self.leave_to_nodes(ctx, found)
 
-    def by_way(self, *args: Any) -> list[Tensor | None]:
-        """`ByWay.parts`, for the nodes of the outputs."""
+    def across_outputs(self, *args: Any) -> list[Tensor | None]:
+        """`CrossOutputGradients.parts`, for the nodes of the outputs."""
         assert self._points is not None
         return self._points.parts(*args)
 
-    def to_inputs(self, gate: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
-        """The gradients of the inputs behind a gate, given those of the outputs that lead to it."""
-        assert self._gates is not None
-        inputs, outputs = self._gates.gates[gate]
+    def to_inputs(self, number: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
+        """The gradients of the inputs of a node, given those of the outputs that lead to it."""
+        assert self._nodes is not None
+        inputs, outputs = self._nodes.nodes[number]
         given: list[Any] = [None] * self._count
         for index, gradient in zip(outputs, gradients, strict=True):
             given[index] = gradient
         if self._lost:
             self._refuse_lost(ctx, given, sum(1 << i for i in inputs))
-        left = self._gates.taken(ctx, gate)
+        left = self._nodes.taken(ctx, number)
         if left is not None:
             return left
         found = self._run_backward(ctx, given, frees=False)
@@ -203,9 +204,9 @@ class TrainingFunction:
             found = added(found, tuple(run.gradients))
         return [found[i] for i in inputs]
 
-    def leave_to_gates(self, ctx: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Of all gradients that a backward found, here or elsewhere, leave the gates theirs."""
-        return found if self._gates is None else self._gates.leave(ctx, found)
+    def leave_to_nodes(self, ctx: Any, found: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Leave the nodes of inputs the gradients of theirs; gives the others."""
+        return found if self._nodes is None else self._nodes.leave(ctx, found)
 
     def inlined_backward(self, ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The backward by its graph's operators, for whoever records them or makes them of several
@@ -218,8 +219,8 @@ class TrainingFunction:
         if not passage.leads:
             return (None,) * len(self._masks)
         values = self._load(ctx, passage)
-        if self._late:
-            self._late.check(ctx.late)
+        if self._unsaved:
+            self._unsaved.check(ctx.unsaved)
         graph, takes = self._lazy.graph(missing, passage.unasked)
         shapes = ctx.shapes if self._tangents.kept else {}
         with below_autograd(), torch._C._DisableAutocast():
@@ -234,7 +235,7 @@ class TrainingFunction:
 
     def asked(self, ctx: Any) -> int:
         """The inputs whose gradients the pass that runs asks for, as a bit set; -1 for all."""
-        return -1 if self._gates is not None else self._asked_inputs(ctx, self._tensors)
+        return -1 if self._nodes is not None else self._asked_inputs(ctx, self._tensors)
 
     def put_aside(self, ctx: Any, missing: int, asked: int) -> None:
         """Before a backward without the gradients `missing`, to the inputs `asked` for, which ran
@@ -248,18 +249,18 @@ class TrainingFunction:
     def read_by_backward(self, ctx: Any) -> tuple[Any, ...]:
         """All that the backward depends on but gradients. Raises an error if it is freed, or has
         changed since."""
-        if self._late:
-            self._late.check(ctx.late)
+        if self._unsaved:
+            self._unsaved.check(ctx.unsaved)
         if self.saved.watched:
             self.saved.check(ctx)
-        rest = self._separate.rest(ctx)
-        return ("all", *self.saved.load(ctx)) if rest is None else rest
+        remaining = self._separate.remaining(ctx)
+        return ("all", *self.saved.load(ctx)) if remaining is None else remaining
 
     def _run_backward(
         self, ctx: Any, gradients: Sequence[Any], frees: bool = True
     ) -> tuple[Any, ...]:
-        """The gradients of all inputs, those behind gates too; the graph is freed where eager's
-        would be."""
+        """The gradients of all inputs, also of those with nodes of their own; the graph is freed
+        where eager's would be."""
         separate, tangents = self._separate, self._tangents
         frees = frees and not graph_is_kept()
         found = [gradients[i] for i in self._differentiable]
@@ -271,8 +272,8 @@ class TrainingFunction:
                 separate.keep(ctx, self._load(ctx, passage), passage)
             return (None,) * len(self._masks)
         values = self._load(ctx, passage)
-        if self._late:
-            self._late.check(ctx.late)
+        if self._unsaved:
+            self._unsaved.check(ctx.unsaved)
         if torch.is_grad_enabled():
             if ctx.replay is None and self._double.is_plain:
                 return self._of_what_is_left(ctx, found, values, passage)
@@ -289,7 +290,7 @@ class TrainingFunction:
         if frees:
             # As eager does node by node: `arguments` holds the saved tensors from here on.
             if not separate.keep(ctx, values, passage):
-                ctx.replay, ctx.late = None, []
+                ctx.replay, ctx.unsaved = None, []
             ctx.maybe_clear_saved_tensors()
         del values
         with torch._C._DisableAutocast():
@@ -297,12 +298,12 @@ class TrainingFunction:
         if replay is not None and any(map(_has_nan, results)):
             self._double.blame_nan(replay, found)
         if self._learns and not (missing or passage.unasked):
-            rest = separate.left_by_all()
-            if rest is not None:
+            remaining = separate.left_by_all()
+            if remaining is not None:
                 consume = getattr(chosen.run, "run_consuming", None)
                 layouts = zip(self._differentiable, tangents.layouts(), strict=True)
                 pairs = tuple((output, *layout) for output, layout in layouts)
-                self._native.learn(chosen.run, consume, rest, pairs)
+                self._native.learn(chosen.run, consume, remaining, pairs)
                 self._learns = False
         return self._reached(results, missing)
 
@@ -320,7 +321,7 @@ class TrainingFunction:
     def _of_what_is_left(
         self, ctx: Any, found: list[Any], values: Sequence[Any], passage: Passage
     ) -> tuple[Any, ...]:
-        """The gradients, differentiable, of ways that read nothing that was saved, of a graph that
+        """The gradients, differentiable, on paths that read nothing that was saved, of a graph that
         is freed but for those: by the operators of their graph."""
         self._double.log.note_replay("of ways that read nothing saved, after all else is freed")
         missing = _missing(found)

@@ -5,7 +5,8 @@ output gets by way of another one that is computed from it (`torch.autograd.grad
 a hook), the captured graph is run again by eager's operators, once in a pass of the engine, and cut
 at the outputs: so the gradient of each is taken apart into those of the outputs that it is directly
 computed from, which the engine goes on with, and those of the inputs, which are added to what the
-compiled backward gives. Slower, and counted in the log.
+compiled backward gives. Slower, and counted in the log. The outputs have nodes of their own for it
+(`csrc/output_nodes.cpp`), as hooks on them may change the sum of what arrives.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
 
 # Where the gradient of each point arrives in autograd's graph of a call; None if that is not known.
-Places = Sequence[tuple[Any, int] | None]
+Edges = Sequence[tuple[Any, int] | None]
 
 Kept = TypeVar("Kept")
 
@@ -77,7 +78,7 @@ class _CutRun:
     sources: list[Any]
     begins: dict[int, GradientEdge]  # by number of the point (not of views of what gets none)
     arrives: list[GradientEdge]
-    places: Places  # where `arrives` leads on to
+    edges: Edges  # where `arrives` leads on to
     gradients: list[Tensor | None]
 
     def cut(self, roots: Sequence[Tensor | None], ends: Sequence[Tensor]) -> None:
@@ -90,7 +91,7 @@ class _CutRun:
         nodes_module().redirect(_nodes(roots), changes, _nodes([*self.sources, *ends]))
 
 
-class ByWay:
+class CrossOutputGradients:
     """The gradients of outputs by way of others, of one compiled graph."""
 
     def __init__(self, double: DoubleBackward, points: Sequence[GradientPoint]) -> None:
@@ -99,11 +100,11 @@ class ByWay:
         self.runs: OfPass[_CutRun] = OfPass()
 
     def parts(
-        self, number: int, gradient: Tensor, places: Places, reaches_inputs: bool, ctx: Any
+        self, number: int, gradient: Tensor, edges: Edges, reaches_inputs: bool, ctx: Any
     ) -> list[Tensor | None]:
         """What the gradient of point `number` gives to each of the points that it is directly
         computed from. What it gives to the inputs, if the pass gets there, is kept for `taken`."""
-        run = self._run(ctx, places)
+        run = self._run(ctx, edges)
         direct = self.points[number].direct
         wanted: list[Any] = [run.arrives[other] for other in direct]
         inputs = self.double.captured.wanted if reaches_inputs else []
@@ -122,13 +123,13 @@ class ByWay:
         run = self.runs.pop(ctx)
         return None if run is None else tuple(run.gradients)
 
-    def _run(self, ctx: Any, places: Places) -> _CutRun:
+    def _run(self, ctx: Any, edges: Edges) -> _CutRun:
         before = self.runs.get(ctx)
         if not _is_differentiable():
-            places = [None for _ in places]
+            edges = [None for _ in edges]
         elif before is not None:  # those of all nodes that came so far
-            places = [one or other for one, other in zip(before.places, places, strict=True)]
-        if before is not None and list(before.places) == list(places):
+            edges = [one or other for one, other in zip(before.edges, edges, strict=True)]
+        if before is not None and list(before.edges) == list(edges):
             return before
         replay = ctx.replay
         if replay is None:
@@ -139,7 +140,7 @@ class ByWay:
         self._check(replay)
         self.double.log.note_by_way()
         with torch.enable_grad():
-            run = self._cut(self.double.whole(replay), places)
+            run = self._cut(self.double.whole(replay), edges)
         if before is not None:
             run.gradients = before.gradients
         self.runs.keep(ctx, run)
@@ -160,11 +161,11 @@ class ByWay:
                 "function, or leave this function uncompiled"
             )
 
-    def _cut(self, replay: Replay, places: Places) -> _CutRun:
-        """Run the captured graph again. The gradients of points are led on to the `places`, if
+    def _cut(self, replay: Replay, edges: Edges) -> _CutRun:
+        """Run the captured graph again. The gradients of points are led on to the `edges`, if
         there are any: for gradients of second order."""
         double, native = self.double, nodes_module()
-        known = [place for place in places if place is not None]
+        known = [edge for edge in edges if edge is not None]
 
         def put_above(alias: Tensor) -> None:
             native.put_above(alias, known)
@@ -173,13 +174,13 @@ class ByWay:
             change = put_above if known else None
             sources, aliases = double.captured.stand_ins(replay.inputs, change)
             outputs = double.captured.forward(aliases)
-        run = _CutRun(sources, {}, [], places, [None] * len(replay.inputs))
+        run = _CutRun(sources, {}, [], edges, [None] * len(replay.inputs))
         tensors = [self._tensor(point, outputs, aliases) for point in self.points]
-        for number, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+        for number, (tensor, edge) in enumerate(zip(tensors, edges, strict=True)):
             node = grad_fn_of(tensor)
             if node is not None:
                 run.begins[number] = GradientEdge(node, tensor.output_nr)
-            run.arrives.append(GradientEdge(native.arrival(tensor, place), 0))
+            run.arrives.append(GradientEdge(native.arrival(tensor, edge), 0))
         run.cut(tensors, [])
         return run
 

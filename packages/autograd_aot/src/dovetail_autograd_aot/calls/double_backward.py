@@ -173,7 +173,7 @@ class DoubleBackward:
 
     def run(self, replay: Replay | None, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""
-        if replay is None:  # (some ways may still be open, but not this one)
+        if replay is None:  # (some paths may still be open, but not this one)
             raise RuntimeError(
                 "Trying to backward through a compiled graph a second time, with create_graph=True:"
                 " specify retain_graph=True"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import GradientPoint, JointGraph, PartitionedGraph, Signature
-from dovetail_autograd_aot.calls.cross_output_gradients import ByWay
+from dovetail_autograd_aot.calls.cross_output_gradients import CrossOutputGradients
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
 from dovetail_autograd_aot.calls.graph_calls import (
     Compiled,
@@ -72,8 +72,8 @@ def _run_forward(
         return with_epilogue
 
     if signature.differentiable:
-        by_way = ByWay(double, points) if double is not None and points else None
-        apply = _without_gradients(target, signature, by_way).apply
+        across = CrossOutputGradients(double, points) if double is not None and points else None
+        apply = _without_gradients(target, signature, across).apply
         anchor = torch.empty((), requires_grad=True)
 
         def recorded(*inputs: Any) -> tuple[Any, ...]:
@@ -81,7 +81,7 @@ def _run_forward(
             # is nothing for them.)
             raises = signature.backward_error is not None or bool(signature.lost)
             results = apply(anchor, *(inputs if raises else map(detached, inputs)))
-            context = context_of(results) if by_way is not None else None
+            context = context_of(results) if across is not None else None
             if context is not None and double is not None:
                 context.replay = double.remember(inputs)
             outputs = results if epilogue is None else epilogue(inputs, results)
@@ -113,7 +113,7 @@ def _epilogue(signature: Signature, points: Sequence[GradientPoint]) -> Epilogue
 
 
 def _without_gradients(
-    target: Compiled, signature: Signature, points: ByWay | None
+    target: Compiled, signature: Signature, points: CrossOutputGradients | None
 ) -> type[torch.autograd.Function]:
     """For results that require grad in eager though no input gets a gradient (the 0-norm's), or
     none can be computed: over an anchor, which makes them require it, and the inputs. `points` are
@@ -152,8 +152,8 @@ def _without_gradients(
             return (None,) * int(ctx.count)
 
         @staticmethod
-        def by_way(*args: Any) -> list[Tensor | None]:
-            """`ByWay.parts`, for the nodes of the outputs."""
+        def across_outputs(*args: Any) -> list[Tensor | None]:
+            """`CrossOutputGradients.parts`, for the nodes of the outputs."""
             assert points is not None
             return points.parts(*args)
 

@@ -3,14 +3,15 @@ others does not reach.
 
 A compiled graph is one node of autograd's graph: from any output the engine comes to all that its
 inputs were computed from, also where it has no gradient to bring. There it would run, and free,
-what eager does not come to. So inputs that have a history, and get a gradient from some outputs
-only, are reached through nodes of their own, the gates, to which those outputs lead. The compiled
-backward leaves them their gradients; a gate that comes without it (no other input is asked for)
-runs one.
+what eager does not come to. Which nodes the engine comes to is settled before any backward runs, so
+that no other way to compute the gradients would help: inputs that have a history, and get a
+gradient from some outputs only, are reached through nodes of their own, to which those outputs
+lead. The compiled backward leaves these their gradients; one that comes without it (no other input
+is asked for) runs one.
 
-Inputs without a history have no gates, which cost each call something. To them the engine comes
-with None, and would call the user's hooks, which expect a tensor. So in such a pass hooks below
-the compiled graph are called only if a gradient comes (from elsewhere).
+Inputs without a history have no such nodes, which cost each call something. To them the engine
+comes with None, and would call the user's hooks, which expect a tensor. So in such a pass hooks
+below the compiled graph are called only if a gradient comes (from elsewhere).
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ Hook = Callable[..., Any]
 
 @dataclass(eq=False)
 class _Left:
-    """The gradients that the compiled backward of a pass left to the gates, by input."""
+    """The gradients that the compiled backward of a pass left to the nodes of inputs, by input."""
 
     gradients: dict[int, Tensor | None]
 
 
 @dataclass(frozen=True)
-class InputGates:
-    """The gates of one compiled graph: (inputs, forward outputs that lead to them) of each. `same`
-    are other inputs that are the very tensors, with the numbers of those. No output leads to those
-    `apart`; derivatives of second order may. The history of those `overtaken` is about to go
-    through this graph."""
+class InputNodes:
+    """The nodes that lead to inputs of a compiled graph: (inputs, forward outputs that lead there)
+    of each. `same` are other inputs that are the very tensors, with the numbers of those. No output
+    leads to those `apart`; derivatives of second order may. The history of those `overtaken` is
+    about to go through this graph."""
 
-    gates: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    nodes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     same: dict[int, int]
     apart: tuple[int, ...] = ()
     overtaken: frozenset[int] = frozenset()
     left: OfPass[_Left] = field(default_factory=OfPass)
 
     def stand_ins(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs for the compiled function: leaves in place of those behind gates."""
+        """The inputs for the compiled function: leaves in place of some."""
         given = list(inputs)
-        for i in self.behind():
+        for i in self.replaced():
             given[i] = inputs[i].detach().requires_grad_()
         for i, other in self.same.items():
             given[i] = given[other]
@@ -64,35 +65,35 @@ class InputGates:
         """What a forward leaves for a differentiable backward, with the inputs as they were given
         and not what stood for them."""
         kept = list(replay.inputs)
-        for i in (*self.behind(), *self.same):
+        for i in (*self.replaced(), *self.same):
             if i not in self.overtaken:
                 kept[i] = inputs[i]
         return replay._replace(inputs=tuple(kept))
 
-    def behind(self) -> list[int]:
+    def replaced(self) -> list[int]:
         """The inputs for which others stand in the compiled function."""
-        return [*(i for own, _ in self.gates for i in own), *self.apart]
+        return [*(i for own, _ in self.nodes for i in own), *self.apart]
 
-    def open(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The gates of one call."""
-        opened: tuple[Any, ...] = nodes_module().make_input_nodes(self.gates, inputs, results)
-        return opened
+    def make(self, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The nodes of one call."""
+        made: tuple[Any, ...] = nodes_module().make_input_nodes(self.nodes, inputs, results)
+        return made
 
     def leave(self, ctx: Any, found: Gradients) -> Gradients:
-        """Of the gradients of a pass, leave the gates theirs; gives the others."""
-        if not self.gates:
+        """Of the gradients of a pass, leave the nodes theirs; gives the others."""
+        if not self.nodes:
             return found
-        own = {i: found[i] for inputs, _ in self.gates for i in inputs}
+        own = {i: found[i] for inputs, _ in self.nodes for i in inputs}
         self.left.keep(ctx, _Left(own))
         return tuple(None if i in own else gradient for i, gradient in enumerate(found))
 
-    def taken(self, ctx: Any, gate: int) -> list[Tensor | None] | None:
-        """What was left for a gate; None if no compiled backward ran."""
+    def taken(self, ctx: Any, number: int) -> list[Tensor | None] | None:
+        """What was left for a node; None if no compiled backward ran."""
         left = self.left.get(ctx)
-        return None if left is None else [left.gradients[i] for i in self.gates[gate][0]]
+        return None if left is None else [left.gradients[i] for i in self.nodes[number][0]]
 
 
-def _may_be_behind(
+def _may_be_apart(
     joint: JointGraph, parts: PartitionedGraph, index: int, cut: Sequence[int]
 ) -> bool:
     """Whether only some outputs lead to an input, or none, and it is not `cut` off."""
@@ -103,10 +104,10 @@ def _may_be_behind(
     return not mask and not joint.backward.paths[index] and index not in cut
 
 
-def maybe_gated(
+def maybe_apart(
     joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
 ) -> tuple[int, ...]:
-    """The inputs that are behind gates if they have a history, and not if they are leaves.
+    """The inputs that have nodes of their own if they have a history, and not if they are leaves.
     (Parameters are leaves.)"""
     return tuple(
         i
@@ -114,14 +115,14 @@ def maybe_gated(
         if isinstance(value, Tensor)
         and value.requires_grad
         and not isinstance(value, Parameter)
-        and _may_be_behind(joint, parts, i, cut)
+        and _may_be_apart(joint, parts, i, cut)
     )
 
 
-def input_gates(
+def input_nodes(
     joint: JointGraph, parts: PartitionedGraph, examples: Sequence[Any], cut: Sequence[int]
-) -> InputGates | None:
-    """The gates of a graph with these inputs, of which some are `cut` off, if it has any."""
+) -> InputNodes | None:
+    """The nodes of a graph with these inputs, of which some are `cut` off, if it has any."""
     signature = parts.signature
     overtaken = {m.index for m in signature.changes.mutated if not m.data_only}
     first: dict[int, int] = {}
@@ -134,18 +135,18 @@ def input_gates(
         if first.setdefault(id(value), i) != i:
             same[i] = first[id(value)]
             continue
-        if _may_be_behind(joint, parts, i, cut):
+        if _may_be_apart(joint, parts, i, cut):
             mask = parts.gradient_tangents[i]
             (by_outputs.setdefault(mask, []) if mask else apart).append(i)
-    gated = {*(i for own in by_outputs.values() for i in own), *apart}
-    same = {i: other for i, other in same.items() if other in gated}
-    if not gated:
+    reached = {*(i for own in by_outputs.values() for i in own), *apart}
+    same = {i: other for i, other in same.items() if other in reached}
+    if not reached:
         return None
-    gates = []
+    nodes = []
     for mask, own in by_outputs.items():
         outputs = [o for t, o in enumerate(signature.differentiable) if mask >> t & 1]
-        gates.append((tuple(own), tuple(outputs)))
-    return InputGates(tuple(gates), same, tuple(apart), frozenset(overtaken))
+        nodes.append((tuple(own), tuple(outputs)))
+    return InputNodes(tuple(nodes), same, tuple(apart), frozenset(overtaken))
 
 
 @dataclass

@@ -61,21 +61,21 @@ class LazyBackward:
         return found
 
     def _made(self, missing: int, unasked: int, gone: bool) -> _Variant:
-        late = bool(missing or unasked)
+        special = bool(missing or unasked)
         alike = sum(bool(key[1]) == bool(unasked) for key in self.variants)
         reason = ""
-        if late and alike >= self.limit:
+        if special and alike >= self.limit:
             if unasked and not gone:
                 return self.variant(missing)
             reason = f"more than {self.limit} sets of outputs had gradients"
         gm, takes = self.graph(missing, unasked)
-        if not reason and late and self.symbolic and not _guards_are_made(gm):
+        if not reason and special and self.symbolic and not _guards_are_made(gm):
             reason = "guards on symbolic sizes are still being made"
         if not reason:
             try:
                 return _Variant(self._compiled(gm), takes, unasked)
             except FrozenError as error:
-                if not late:
+                if not special:
                     raise
                 reason = f"outputs had no gradient, and {error}"
         if unasked and not gone:

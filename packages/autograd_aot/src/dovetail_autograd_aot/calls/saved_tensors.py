@@ -63,7 +63,7 @@ class SavedValues:
 
 
 @dataclass(frozen=True)
-class LateNeeds:
+class UnsavedReads:
     """What the backward of a user takes for granted when it runs: what it `reads` outside of the
     graph, and the data of `inputs` and `outputs` of the graph that are not saved."""
 
@@ -82,7 +82,7 @@ class LateNeeds:
         """The outputs, once nothing is written to them any more."""
         if self.outputs:
             given = (outputs[i] for i in self.outputs)
-            context.late += [(one.detach(), one._version) for one in given]
+            context.unsaved += [(one.detach(), one._version) for one in given]
 
     def check(self, remembered: list[tuple[Tensor, int]]) -> None:
         """Raise an error if any of it has changed."""

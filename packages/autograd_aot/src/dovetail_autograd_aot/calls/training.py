@@ -17,7 +17,7 @@ from dovetail_autograd_aot.calls.graph_calls import (
     extension,
     resolving,
 )
-from dovetail_autograd_aot.calls.input_reachability import InputGates, input_gates, maybe_gated
+from dovetail_autograd_aot.calls.input_reachability import InputNodes, input_nodes, maybe_apart
 from dovetail_autograd_aot.outputs.epilogue import make_epilogue
 
 
@@ -28,8 +28,8 @@ def compile_training(
     are the inputs that are lazy conjugates or negatives, `examples` inputs such as it is called
     with."""
     given = (graphs.joint, graphs.parts, examples, graphs.replay.cut)
-    maybe = maybe_gated(*given)
-    run = _make_run(graphs, unresolved, examples, input_gates(*given))
+    maybe = maybe_apart(*given)
+    run = _make_run(graphs, unresolved, examples, input_nodes(*given))
     if not maybe:
         return run
     # Which inputs are leaves is not guarded.
@@ -39,8 +39,8 @@ def compile_training(
         leaves = tuple([inputs[i].is_leaf for i in maybe])
         chosen = known.get(leaves)
         if chosen is None:
-            gates = input_gates(graphs.joint, graphs.parts, inputs, graphs.replay.cut)
-            chosen = known[leaves] = _make_run(graphs, unresolved, examples, gates)
+            nodes = input_nodes(graphs.joint, graphs.parts, inputs, graphs.replay.cut)
+            chosen = known[leaves] = _make_run(graphs, unresolved, examples, nodes)
         return chosen(*inputs)
 
     return by_leaves
@@ -50,14 +50,14 @@ def _make_run(
     graphs: TrainingGraphs,
     unresolved: list[int],
     examples: Sequence[Any],
-    gates: InputGates | None,
+    nodes: InputNodes | None,
 ) -> Callable[..., tuple[Any, ...]]:
-    """As `compile_training`, with these gates."""
-    joint, double, late = graphs.joint, graphs.replay, graphs.late
+    """As `compile_training`, with these nodes of inputs."""
+    joint, double, unsaved = graphs.joint, graphs.replay, graphs.unsaved
     extend = extension(joint)
     signature = graphs.parts.signature
-    epilogue = make_epilogue(signature, joint.points, gates.gates if gates is not None else ())
-    function = TrainingFunction(graphs, gates, _ways(joint, graphs.parts, double, examples))
+    epilogue = make_epilogue(signature, joint.points, nodes.nodes if nodes is not None else ())
+    function = TrainingFunction(graphs, nodes, _sources(joint, graphs.parts, double, examples))
     watch = function.saved.watch if joint.counters.watched else None
     apply = resolving(cutting(function.autograd_function().apply, double.cut), unresolved)
     if not torch.is_grad_enabled():
@@ -65,25 +65,25 @@ def _make_run(
         apply = torch.enable_grad()(apply)
 
     counted = joint.signature.changes.counted
-    if extend is None and gates is None and epilogue is None:
-        if not late.outputs and not counted:
+    if extend is None and nodes is None and epilogue is None:
+        if not unsaved.outputs and not counted:
             return apply
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         if extend is not None:
             inputs = extend(inputs)
-        results = apply(*(inputs if gates is None else gates.stand_ins(inputs)))
+        results = apply(*(inputs if nodes is None else nodes.stand_ins(inputs)))
         context = None
-        if late.outputs or counted or gates is not None or watch is not None:
+        if unsaved.outputs or counted or nodes is not None or watch is not None:
             context = context_of(results)
-        if gates is not None and context is not None:
-            context.replay = gates.with_history(context.replay, double.in_shape(inputs))
-            opened = gates.open(inputs, results)
-            outputs = results if epilogue is None else epilogue(inputs, results, opened)
+        if nodes is not None and context is not None:
+            context.replay = nodes.with_history(context.replay, double.in_shape(inputs))
+            made = nodes.make(inputs, results)
+            outputs = results if epilogue is None else epilogue(inputs, results, made)
         else:
             outputs = results if epilogue is None else epilogue(inputs, results)
         if context is not None:
-            late.remember_outputs(context, outputs)
+            unsaved.remember_outputs(context, outputs)
             if watch is not None:
                 watch(context, outputs)
             if counted:
@@ -113,7 +113,7 @@ def unreached_inputs(
     return found
 
 
-def _ways(
+def _sources(
     joint: JointGraph, parts: PartitionedGraph, double: DoubleBackward, examples: Sequence[Any]
 ) -> set[int]:
     """For the inputs that autograd comes to from the compiled function, which tangents give one a

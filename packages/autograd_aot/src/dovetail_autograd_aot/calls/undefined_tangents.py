@@ -2,7 +2,8 @@
 
 An output that the loss does not use has no gradient: eager computes nothing for it. Zeros in its
 place would cost their memory, and the work of everything that is linear in them. So the backward
-is specialised: what is zero because a tangent is missing is not computed.
+is specialised: what is zero because a tangent is missing is not computed. (Models that return a
+loss beside other outputs are trained so: to run the captured graph again would double their cost.)
 """
 
 from __future__ import annotations

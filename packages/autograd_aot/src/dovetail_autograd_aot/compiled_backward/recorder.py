@@ -110,7 +110,7 @@ def _inlining(described: Description, place: int, node: Any) -> Callable[..., An
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             with _disable_current_modes():
                 function.put_aside(node, *passed)
-        return function.leave_to_gates(node, result)
+        return function.leave_to_nodes(node, result)
 
     return run
 

@@ -54,13 +54,13 @@ class Planned:
 @dataclass(frozen=True)
 class Inputs:
     """The traced inputs; `chains` lead to those that lie in a storage that is an input (`members`
-    of it, by its number). `homes` are the storages that they came in; some were `set_` to others:
+    of it, by its number). `storages` are those that they came in; some were `set_` to others:
     the numbers of these."""
 
     primals: list[Any]
     chains: dict[int, tuple[ViewStep, ...]]
     members: dict[int, tuple[int, ...]]
-    homes: dict[int, TracedStorage]
+    storages: dict[int, TracedStorage]
     were_set: tuple[int, ...] = ()
 
 

@@ -19,8 +19,8 @@ from dovetail_autograd_aot.boundary import (
 )
 from dovetail_autograd_aot.outputs.copy_back import Write, make_seen_writes, make_write_back
 from dovetail_autograd_aot.outputs.gradient_points import (
-    Gates,
     Give,
+    InputLeads,
     node_giver,
     output_stages,
     written_stages,
@@ -33,12 +33,12 @@ Epilogue = Callable[..., tuple[Any, ...]]
 
 
 def make_epilogue(
-    signature: Signature, points: Sequence[GradientPoint] = (), gates: Gates = ()
+    signature: Signature, points: Sequence[GradientPoint] = (), nodes: InputLeads = ()
 ) -> Epilogue | None:
-    """(inputs, forward outputs, nodes of the gates) -> user outputs; None if the forward outputs
+    """(inputs, forward outputs, nodes of inputs) -> user outputs; None if the forward outputs
     are just those. It gives the forward outputs that are `points` their nodes. (`count_writes` is
     called before.)"""
-    give = node_giver(points, gates)
+    give = node_giver(points, nodes)
     plain = all(_is_plain(o) for o in signature.outputs)
     changed = (
         signature.changes.mutated or signature.changes.reshaped or signature.changes.set_inputs
@@ -58,7 +58,7 @@ def make_epilogue(
     fresh = signature.num_fresh
 
     def epilogue(
-        inputs: Sequence[Any], results: Sequence[Any], opened: tuple[Any, ...] = ()
+        inputs: Sequence[Any], results: Sequence[Any], made: tuple[Any, ...] = ()
     ) -> tuple[Any, ...]:
         if write_back is not None:
             write_back(inputs, results)
@@ -77,7 +77,7 @@ def make_epilogue(
         make_outputs(order.before_writes)
         for stage, (write, reshaped_when_written, numbers, reshaped) in enumerate(order.stages):
             if give is not None:
-                give(stage, results, inputs, outputs, opened)
+                give(stage, results, inputs, outputs, made)
             if write is not None:
                 write(inputs, results)
             for change in reshaped_when_written:
@@ -153,9 +153,9 @@ def _order(signature: Signature, points: Sequence[GradientPoint]) -> _Order:
 
 def _only_nodes(give: Give) -> Epilogue:
     def epilogue(
-        inputs: Sequence[Any], results: Sequence[Any], opened: tuple[Any, ...] = ()
+        inputs: Sequence[Any], results: Sequence[Any], made: tuple[Any, ...] = ()
     ) -> tuple[Any, ...]:
-        give(0, results, None, None, opened)
+        give(0, results, None, None, made)
         return tuple(results)
 
     return epilogue

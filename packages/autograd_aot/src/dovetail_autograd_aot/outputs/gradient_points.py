@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from typing import Any
 
 from torch import Tensor
@@ -226,28 +227,21 @@ def written_stages(points: Sequence[GradientPoint]) -> dict[int, int]:
 def _closure(direct: Sequence[Sequence[int]]) -> list[set[int]]:
     """Everything that each point is computed from."""
     known: dict[int, set[int]] = {}
-    for point in range(len(direct)):
-        stack = [point]
-        while stack:
-            missing = [other for other in direct[stack[-1]] if other not in known]
-            if missing:
-                stack += missing
-                continue
-            last = stack.pop()
-            known[last] = set(direct[last]).union(*(known[other] for other in direct[last]))
+    for point in TopologicalSorter(dict(enumerate(direct))).static_order():
+        known[point] = set(direct[point]).union(*(known[other] for other in direct[point]))
     return [known[point] for point in range(len(direct))]
 
 
 Give = Callable[
     [int, Sequence[Any], Sequence[Any] | None, Sequence[Any] | None, tuple[Any, ...]], None
 ]
-Gates = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+InputLeads = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def node_giver(points: Sequence[GradientPoint], gates: Gates) -> Give | None:
+def node_giver(points: Sequence[GradientPoint], nodes: InputLeads) -> Give | None:
     """What gives the results of a compiled call nodes of their own: called with each stage, the
     results, and, but in stage 0, the inputs and the outputs that there are; and with the nodes of
-    the `gates` (see `calls/input_reachability.py`)."""
+    the inputs, which `nodes` describe (see `calls/input_reachability.py`)."""
     if not points:
         return None
     specs = []
@@ -259,8 +253,8 @@ def node_giver(points: Sequence[GradientPoint], gates: Gates) -> Give | None:
         }[point.source]
         forward = -1 if point.forward is None else point.forward
         leads = [
-            (gate, outputs.index(point.forward))
-            for gate, (_, outputs) in enumerate(gates)
+            (node, outputs.index(point.forward))
+            for node, (_, outputs) in enumerate(nodes)
             if point.forward in outputs
         ]
         specs.append(

@@ -99,9 +99,9 @@ def classify_outputs(
             result.forward.append(read(tracer, primal))
             continue
         # (Others that change their shape are written back in their old one.)
-        home = inputs.homes[mutation.index]
-        value = home.node
-        for step in effective(home, inputs.chains.get(mutation.index, ())):
+        storage = inputs.storages[mutation.index]
+        value = storage.node
+        for step in effective(storage, inputs.chains.get(mutation.index, ())):
             value = tracer.apply_view(step, value)
         result.forward.append(value)
     for plan in planned:
@@ -137,7 +137,7 @@ def _infos(
         view_of = None if counter is not None else regenerated.get(id(seen_as_base))
         chain = tuple(sizes.replace(step) for step in plan.chain)
         base = _base_of_plan(plan, index_of)
-        from_base = plan.primal is not None and not inputs.homes[plan.primal].shared
+        from_base = plan.primal is not None and not inputs.storages[plan.primal].shared
         if plan.kind in views:
             assert base is not None
             made: ReturnStep = ViewOf(base, chain, view_of, detached, from_base, of_set=plan.of_set)
