@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_inductor.loop_ir.attention_loops import AttentionLoops
-from dovetail_inductor.loop_ir.bounds import Bound, Seen
+from dovetail_inductor.loop_ir.attention_loops import AttentionLoops, Bound, Seen
 from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.products.choose_products import Choice, Problem

@@ -11,8 +11,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import FusedKernel
-from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, live_bytes
 from dovetail_inductor.scheduler.memory import (
     GPU_SLAB_PEAK,
     SMALL_BYTES,

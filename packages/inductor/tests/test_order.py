@@ -9,7 +9,7 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import PassLog, compile_graph
 from dovetail_inductor.scheduler.fuse import fuse
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.targets import CUDA

@@ -8,7 +8,7 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.graph_passes.scatter_sums import scatter_sums
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.scheduler.fuse import fuse
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.reference import ReferenceExecutor

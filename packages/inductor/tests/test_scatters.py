@@ -17,7 +17,7 @@ from dovetail_inductor.loop_ir.index import Var, constant, indirect, variable
 from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.scheduler.fuse import fuse
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 from dovetail_inductor.scheduler.loops import distinct_variables
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.targets import CPU, CUDA

@@ -23,7 +23,7 @@ from dovetail_inductor.scheduler.combine import (
 )
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.kernels import CombinedKernel, KernelGraph
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 from dovetail_inductor.scheduler.split_reductions import split_reductions
 from dovetail_inductor.targets.cuda.tiling import choose
 from dovetail_prims import trace_aten

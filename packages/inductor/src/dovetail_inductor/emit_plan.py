@@ -39,7 +39,7 @@ from dovetail_inductor.scheduler.kernels import (
 )
 from dovetail_inductor.scheduler.memory import MemoryPlan
 from dovetail_inductor.scheduler.rebase import rebase, rebase_combined
-from dovetail_inductor.scheduler.twins import in_place
+from dovetail_inductor.scheduler.write_over import in_place
 from dovetail_inductor.targets import target_of
 from dovetail_inductor.targets.target import Emitted
 

@@ -20,6 +20,14 @@ def fake_of(node: Any) -> FakeTensor:
     return value
 
 
+def layout_of(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Sizes and strides of a node that is a tensor."""
+    value = node.meta["val"]
+    if isinstance(value, FakeTensor):
+        return tuple(value._sizes), tuple(value._strides)
+    return tuple(value.shape), tuple(value.stride())
+
+
 def is_view(node: Node) -> bool:
     """Whether a node is a view of what it gets, or a part of several such."""
     if node.target is operator.getitem:

@@ -29,7 +29,7 @@ from dovetail_inductor.scheduler.combine import combine
 from dovetail_inductor.scheduler.fuse import fuse
 from dovetail_inductor.scheduler.in_place import write_in_place
 from dovetail_inductor.scheduler.kernels import KernelGraph
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.scheduler.order import order
 from dovetail_inductor.scheduler.round_at_peak import round_at_peak

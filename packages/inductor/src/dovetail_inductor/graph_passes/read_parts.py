@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_inductor.fx_nodes import is_view
+from dovetail_inductor.fx_nodes import is_view, layout_of
 
 aten = torch.ops.aten
 
@@ -79,7 +78,7 @@ def _is_given_out(node: Node) -> bool:
 
 def _place(node: Node, arguments: Any) -> tuple[int, int] | None:
     """Dimension and index, counted from the front, if they are known."""
-    sizes, _ = _layout(node.args[0])
+    sizes, _ = layout_of(node.args[0])
     dim, index = arguments
     if not isinstance(dim, int) or type(index) is not int:
         return None
@@ -92,17 +91,9 @@ def _place(node: Node, arguments: Any) -> tuple[int, int] | None:
 
 def _alike(a: Any, b: Any) -> bool:
     """Whether two tensors are of one type and laid out alike, in known sizes."""
-    x, y = _layout(a), _layout(b)
+    x, y = layout_of(a), layout_of(b)
     known = all(type(n) is int for sizes in (*x, *y) for n in sizes)
     return known and a.meta["val"].dtype is b.meta["val"].dtype and x == y
-
-
-def _layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Sizes and strides."""
-    value = node.meta["val"]
-    if isinstance(value, FakeTensor):
-        return tuple(value._sizes), tuple(value._strides)
-    return tuple(value.shape), tuple(value.stride())
 
 
 __all__ = ["read_parts"]

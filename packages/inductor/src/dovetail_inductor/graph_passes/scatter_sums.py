@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.fake_tensor import propagate
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dovetail_inductor.fx_nodes import is_view
+from dovetail_inductor.fx_nodes import is_view, layout_of
 
 aten = torch.ops.aten
 
@@ -101,7 +101,7 @@ def _unrounded(node: Any) -> Node | None:
     if not isinstance(wide, Node) or not _accumulates(wide) or len(wide.users) != 1:
         return None
     narrow = _dtype(node).is_floating_point and _dtype(node).itemsize == 2
-    same = _layout(wide) == _layout(node)
+    same = layout_of(wide) == layout_of(node)
     return wide if narrow and len(node.users) == 1 and same and _dtype(wide).itemsize == 4 else None
 
 
@@ -121,14 +121,7 @@ def _is_zero(node: Node) -> bool:
 
 
 def _alike(a: Node, b: Node) -> bool:
-    return _layout(a) == _layout(b) and _dtype(a) is _dtype(b)
-
-
-def _layout(node: Node) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    value = node.meta["val"]
-    if isinstance(value, FakeTensor):
-        return tuple(value._sizes), tuple(value._strides)
-    return tuple(value.shape), tuple(value.stride())
+    return layout_of(a) == layout_of(b) and _dtype(a) is _dtype(b)
 
 
 def _dtype(node: Node) -> torch.dtype:

@@ -17,7 +17,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize
-from dovetail_inductor.lowering.promises import as_promised
+from dovetail_inductor.lowering.externs import as_promised
 from dovetail_inductor.lowering.values import (
     Context,
     UnsupportedGraph,

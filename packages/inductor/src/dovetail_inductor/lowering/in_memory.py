@@ -13,9 +13,14 @@ from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load
 from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering import views
-from dovetail_inductor.lowering.layouts import strides_as_read
 from dovetail_inductor.lowering.rules import RULES, rule_name
-from dovetail_inductor.lowering.values import Context, Value, fits_cache_wide, shape_of
+from dovetail_inductor.lowering.values import (
+    Context,
+    Value,
+    fits_cache_wide,
+    shape_of,
+    strides_as_read,
+)
 
 # An inlined chain is cut when its body grows beyond this.
 MAX_COST = 600

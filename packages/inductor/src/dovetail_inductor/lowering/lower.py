@@ -39,7 +39,7 @@ from dovetail_inductor.lowering import (
     pointwise,
 )
 from dovetail_inductor.lowering.conditionals import CompileBranch, control_flow
-from dovetail_inductor.lowering.externs import element, extern_call
+from dovetail_inductor.lowering.externs import as_promised, element, extern_call
 from dovetail_inductor.lowering.in_memory import (
     bytes_until_read,
     is_view,
@@ -47,7 +47,6 @@ from dovetail_inductor.lowering.in_memory import (
     realize_if_worth_it,
 )
 from dovetail_inductor.lowering.observed_values import observed_values
-from dovetail_inductor.lowering.promises import as_promised
 from dovetail_inductor.lowering.reductions import SEEN_AS_ANOTHER_DTYPE
 from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.scored_attention import attention_call, is_attention

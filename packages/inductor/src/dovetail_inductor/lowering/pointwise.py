@@ -13,11 +13,11 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype, scalar_name
-from dovetail_inductor.lowering.narrowing import goes_on_in_float32
 from dovetail_inductor.lowering.promotion import (
     Operand,
     broadcast_load,
     cast,
+    goes_on_in_float32,
     number,
     operand_expr,
     promote,

@@ -1,16 +1,25 @@
-"""ATen's type promotion, and operands brought to a common type."""
+"""ATen's type promotion, operands brought to a common type, and which conversions to a half type
+round where they are fused.
+
+Fused arithmetic of half types goes on in float32: what eager rounds between two operators is
+rounded only where it is stored. A conversion that the program writes rounds, unless all that
+reads the result is such arithmetic: `(x.float() * scale).to(x.dtype) * weight`, the end of every
+norm, loses nothing by it and has one rounding less. Where it is converted on (`x.half().float()`),
+compared, or read by anything that is not on the short list of `goes_on_in_float32`, it rounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr, Scalar
 from dovetail_inductor.loop_ir.index import constant
 from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import Dim, FloatSize, is_stretched
-from dovetail_inductor.lowering.values import Context, Indices, Value
+from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of
 
 Operand = Value | bool | int | float | FloatSize
 
@@ -111,3 +120,42 @@ def number(ctx: Context, value: Scalar | FloatSize, common: torch.dtype, rounded
         own = common if rounded else arithmetic_dtype(common)
         value = torch.tensor(float(value), dtype=own).item()
     return ctx.builder.constant(value, arithmetic_dtype(common))
+
+
+aten = torch.ops.aten
+
+# Operators of half types whose results move with their operands, and no further than these.
+_ARITHMETIC = (
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.neg.default,
+    aten.where.self,
+    aten.cat.default,
+)
+_VIEWS = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dims,
+    aten.alias.default,
+    aten.slice.Tensor,
+    aten.select.int,
+)
+
+
+def goes_on_in_float32(node: fx.Node) -> bool:
+    """Whether all that reads the result of a conversion to a half type is arithmetic in that type
+    or takes it from memory."""
+    dtype = tensor_of(node).dtype
+    for user in node.users:
+        if user.op == "output":
+            continue
+        if user.target in _VIEWS:
+            if not goes_on_in_float32(user):
+                return False
+        elif user.target not in _ARITHMETIC or tensor_of(user).dtype is not dtype:
+            return False
+    return True

@@ -27,7 +27,6 @@ from dovetail_inductor.loop_ir.reduction import (
     Reduction,
 )
 from dovetail_inductor.loop_ir.sizes import is_symbolic
-from dovetail_inductor.lowering.layouts import in_order_of
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.values import (
@@ -35,6 +34,7 @@ from dovetail_inductor.lowering.values import (
     Indices,
     Value,
     fits_cache_wide,
+    in_order_of,
     tensor_of,
     value_like,
 )

@@ -23,8 +23,9 @@ from dovetail_inductor.loop_ir.attention_loops import (
     AttentionLoops,
     AttentionTiles,
     ScoreBody,
+    mask_within,
+    seen_within,
 )
-from dovetail_inductor.loop_ir.bounds import mask_within, seen_within
 from dovetail_inductor.loop_ir.expr import Expr, loads, rename
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided

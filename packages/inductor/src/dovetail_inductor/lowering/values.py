@@ -7,7 +7,7 @@ becomes memory (`Context.realize`) when something needs it there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -21,7 +21,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import SizeExpr
 from torch import fx
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import Counter, count
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Node, Scan, Strided
@@ -339,3 +339,35 @@ def value_like(val: torch.Tensor, origin: str) -> Value:
         val.device,
         origin,
     )
+
+
+def in_order_of(strides: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense tensor of these sizes whose dimensions lie in memory in the order of
+    other strides: what reads both then reads neighbours of both."""
+    order = sorted(range(len(sizes)), key=lambda d: -hint_of(strides[d]))
+    dense = contiguous_strides(tuple(sizes[d] for d in order))
+    return tuple(dense[order.index(d)] for d in range(len(sizes)))
+
+
+def strides_as_read(ctx: Context, value: Value) -> tuple[int, ...]:
+    """The strides promised for a value, unless all that is read for each of its elements alone lies
+    in one other order: then that of a dense tensor in this order."""
+    if any(is_symbolic(n) for n in value.shape) or not is_dense(value.shape, value.stride):
+        return value.stride
+    variables, _ = ctx.loop_indices(value.shape)
+    long = [d for d, n in enumerate(value.shape) if n > 1]
+
+    def order(strides: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(long, key=lambda d: -strides[d]))
+
+    found: dict[tuple[int, ...], list[int]] = {}
+    for load in walk([ctx.body(value)]):
+        if isinstance(load, Load):
+            strides = [load.index.coefficient(v) for v in variables]
+            known = [s or 0 for s in strides]
+            if all(known[d] > 0 for d in long):
+                found.setdefault(order(known), known)
+    if len(found) != 1 or order(value.stride) in found:
+        return value.stride
+    (strides_of_load,) = found.values()
+    return in_order_of(strides_of_load, value.shape)

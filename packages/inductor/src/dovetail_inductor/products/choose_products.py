@@ -13,11 +13,16 @@ from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.candidates import candidates
 from dovetail_inductor.products.dual_products import ANY_TILES, DualProduct, find_duals
-from dovetail_inductor.products.find_products import find_products, is_ours_to_compute, with_forms
-from dovetail_inductor.products.product_groups import ProductGroup, find_groups
+from dovetail_inductor.products.find_products import (
+    ProductGroup,
+    find_groups,
+    find_products,
+    is_ours_to_compute,
+    with_forms,
+)
 from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
-from dovetail_inductor.scheduler.live_bytes import writes_of
+from dovetail_inductor.scheduler.lifetimes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
 from dovetail_inductor.targets.target import GeneratedKernel
 

@@ -14,8 +14,13 @@ from dataclasses import replace
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
 from dovetail_inductor.products.dual_products import DualProduct, find_duals
-from dovetail_inductor.products.find_products import find_products, is_ours_to_compute, with_forms
-from dovetail_inductor.products.product_groups import ProductGroup, find_groups
+from dovetail_inductor.products.find_products import (
+    ProductGroup,
+    find_groups,
+    find_products,
+    is_ours_to_compute,
+    with_forms,
+)
 from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductTiles
 

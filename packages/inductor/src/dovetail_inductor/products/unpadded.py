@@ -17,7 +17,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.find_products import is_ours_to_compute, with_forms
 from dovetail_inductor.products.products import Form, Product
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, ProductTiles, Step
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 
 # On an H100 two programs with such tiles share a multiprocessor: one writes while the other
 # multiplies. Measured with as many rows as a head has, that takes as long as the library and the

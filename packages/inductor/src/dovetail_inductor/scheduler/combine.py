@@ -15,7 +15,7 @@ from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.in_place import copies_for_scatters
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
-from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
+from dovetail_inductor.scheduler.lifetimes import live_bytes, writes_of
 
 MAX_KERNELS = 32  # in one launch
 # Kernels of cold operands, as an optimizer's are, gain nothing from a launch of their own: together

@@ -18,9 +18,16 @@ from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step
 from dovetail_inductor.scheduler.loops import merge_vars, piece_index, replace_vars
 from dovetail_inductor.scheduler.match import Group, Match, columns_in_order, match, turned
 from dovetail_inductor.scheduler.order import draws
-from dovetail_inductor.scheduler.profit import Profit, step
+from dovetail_inductor.scheduler.profit import (
+    Profit,
+    Unit,
+    fill_accesses,
+    of_group,
+    scans,
+    step,
+    unit_of,
+)
 from dovetail_inductor.scheduler.topological import TopologicalOrder
-from dovetail_inductor.scheduler.units import Unit, fill_accesses, of_group, scans, unit_of
 
 
 class _Fuser:

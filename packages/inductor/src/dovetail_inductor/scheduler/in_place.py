@@ -3,6 +3,10 @@
 A functional graph returns what its caller then copies over an input: a parameter after a step of an
 optimizer, a cache of keys and values with another row. Where nobody needs the old value any more,
 that copy is saved, and so is the one that a scatter into a few rows began with.
+
+`x[:, 1:5] = s` is, as a value, `where(1 <= j < 5, s, x)` for all of x. Where that is computed in
+the memory of x itself, the loop goes over the points at which the condition holds
+(`over_written_part`).
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.expr import Apply, Expr, walk
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, Load, walk
+from dovetail_inductor.loop_ir.index import Var, constant, variable
 from dovetail_inductor.loop_ir.loops import ExternCall, LoopNest, Strided
+from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
@@ -22,7 +28,6 @@ from dovetail_inductor.scheduler.kernels import (
     scatters,
 )
 from dovetail_inductor.scheduler.write_over import MAKES_NEW, is_read_only_where_written
-from dovetail_inductor.scheduler.written_part import over_written_part
 
 # Integers divided by zero are an error.
 DIVISIONS = ("truncdiv", "floordiv", "remainder", "fmod")
@@ -252,4 +257,74 @@ def _is_copy(nest: LoopNest, places: Mapping[str, str]) -> bool:
     return nest.copied is not None and nest.copied == places.get(nest.buffer)
 
 
-__all__ = ["write_in_place"]
+Box = dict[Var, tuple[int, int]]  # the values of loop variables: from, to before
+
+
+def over_written_part(builder: Builder, kernel: FusedKernel, source: str) -> FusedKernel:
+    """The kernel, whose one nest writes over the buffer `source`, without the points at which it
+    writes what is there; as it is if that is not told by ranges of its loops."""
+    if len(kernel.nests) != 1 or kernel.columns:
+        return kernel
+    (nest,) = kernel.nests
+    if nest.reduction is not None or nest.scatter is not None or nest.scan is not None:
+        return kernel
+    box = {v: (0, v.size) for v in nest.vars}
+    if any_symbolic(v.size for v in nest.vars):
+        return kernel
+    while (inner := _where_new(nest, source)) is not None:
+        condition, new = inner
+        if not _holds_within(condition, box):
+            break  # outside of the box all the same
+        nest = replace(nest, body=new)
+    if all(hi - lo == v.size for v, (lo, hi) in box.items()):
+        return kernel
+    if any(lo >= hi for lo, hi in box.values()):
+        return kernel  # nothing is written: a loop there must be
+    loops = {v: Var(v.id, hi - lo) for v, (lo, hi) in box.items()}
+    places = {
+        v: constant(lo) if hi - lo == 1 else variable(loops[v]) + lo for v, (lo, hi) in box.items()
+    }
+    shorter = replace(
+        nest.renamed(builder, lambda v: places[v]),
+        vars=tuple(loops[v] for v in nest.vars if loops[v].size != 1),
+    )
+    rows = tuple(loops[v] for v in kernel.rows if v in loops and loops[v].size != 1)
+    return replace(kernel, rows=rows, nests=(shorter,))
+
+
+def _where_new(nest: LoopNest, source: str) -> tuple[Expr, Expr] | None:
+    """Of a value that is either new or what is there: when it is new, and what it is then."""
+    body = nest.body
+    if not isinstance(body, Apply) or body.op != "where":
+        return None
+    condition, new, old = body.args
+    same = isinstance(old, Load) and (old.buffer, old.index) == (source, nest.index)
+    return (condition, new) if same and isinstance(old, Load) and old.mask is None else None
+
+
+def _holds_within(condition: Expr, box: Box) -> bool:
+    """Narrow a box to where a condition may hold; True if it consists of bounds of loop variables,
+    so that it holds everywhere there."""
+    if not isinstance(condition, Apply):
+        return False
+    if condition.op == "bitwise_and":
+        return all(_holds_within(part, box) for part in condition.args)
+    if condition.op not in ("lt", "le", "gt", "ge"):
+        return False
+    place, bound = condition.args
+    if not (isinstance(place, IndexValue) and isinstance(bound, Constant)):
+        return False
+    terms, first = place.index.terms, place.index.const
+    if len(terms) != 1 or terms[0][1] != 1 or is_symbolic(first):
+        return False
+    v = terms[0][0]
+    if not isinstance(v, Var) or v not in box:
+        return False
+    low, high = box[v]
+    at = int(bound.value) - first
+    if condition.op in ("lt", "le"):
+        high = min(high, at + (condition.op == "le"))
+    else:
+        low = max(low, at + (condition.op == "gt"))
+    box[v] = (low, high)
+    return True

@@ -12,8 +12,12 @@ from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, lifetimes
 from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab
-from dovetail_inductor.scheduler.twins import twins_over
-from dovetail_inductor.scheduler.write_over import scattered_over, take_inputs, write_over
+from dovetail_inductor.scheduler.write_over import (
+    scattered_over,
+    take_inputs,
+    twins_over,
+    write_over,
+)
 
 # Beside library calls that allocate their results, a large buffer (`LARGE_BYTES`) on a GPU gets
 # memory of its own: the caching allocator then hands the same memory to the one and the other,

@@ -12,7 +12,7 @@ from dovetail_runtime.plan import plans_within
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.scheduler.kernels import KernelGraph, scatters
-from dovetail_inductor.scheduler.live_bytes import live_bytes, writes_of
+from dovetail_inductor.scheduler.lifetimes import live_bytes, writes_of
 
 # Steps stay where they are unless the peak falls below this part of what it was: the graph's own
 # order keeps what belongs together in the caches.

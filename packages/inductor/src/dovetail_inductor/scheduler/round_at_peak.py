@@ -7,7 +7,7 @@ from dataclasses import replace
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.kernels import KernelGraph
-from dovetail_inductor.scheduler.live_bytes import live_bytes
+from dovetail_inductor.scheduler.lifetimes import live_bytes
 
 # Such a buffer is rounded if it has at least this part of the bytes at the peak, and if that falls
 # below this part of what it was for it. (Smaller ones cost little, and errors are small by them.)

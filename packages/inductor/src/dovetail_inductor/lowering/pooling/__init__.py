@@ -18,8 +18,8 @@ from dovetail_inductor.lowering.pooling.averages import (
     adaptive_avg_pool_backward,
     avg_pool,
     avg_pool_backward,
+    col2im,
 )
-from dovetail_inductor.lowering.pooling.columns import col2im
 from dovetail_inductor.lowering.pooling.maxima import (
     adaptive_max_pool,
     adaptive_max_pool_backward,

@@ -8,8 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dovetail_inductor.loop_ir.attention_loops import AttentionLoops, AttentionTiles, ScoreBody
-from dovetail_inductor.loop_ir.bounds import Bound
+from dovetail_inductor.loop_ir.attention_loops import (
+    AttentionLoops,
+    AttentionTiles,
+    Bound,
+    ScoreBody,
+)
 from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Var
