@@ -10,8 +10,8 @@ from dovetail_inductor.loop_ir.handlers import Printer, count, interpret
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Mod, Var, constant, variable
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.lowering.lower import lower
+from dovetail_inductor.lowering.reshapes import reshape_indices, reshape_strides
 from dovetail_inductor.lowering.rules import RULES
-from dovetail_inductor.lowering.views import reshape_indices, reshape_strides
 from dovetail_inductor.targets.cpu import syntax
 from dovetail_prims import opsets, trace_aten
 from dovetail_prims.decompositions import core_aten_table

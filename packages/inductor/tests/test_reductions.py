@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.options import FusionLimits
 from dovetail_inductor.targets import CUDA
 from dovetail_inductor.targets.target import Pieces, SplitRule
 from dovetail_prims import trace_aten
@@ -86,7 +87,7 @@ def test_positions_among_elements_in_another_order_in_memory(check, dtype, order
     check(fn, x)
     plan = compile_graph(
         trace_aten(fn, x, decompositions=core_aten_table()),
-        options=InductorOptions(triton=True, max_columns=10**6),
+        options=InductorOptions(triton=True, fusion=FusionLimits(max_columns=10**6)),
     )
     got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
     for one, wanted in zip(got[:4], fn(x)[:4], strict=True):

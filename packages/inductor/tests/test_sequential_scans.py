@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_inductor import InductorOptions, compile_graph
+from dovetail_inductor.options import FusionLimits
 from dovetail_runtime import load
 from test_symbolic import SHAPES, traced
 from torch import Tensor
@@ -146,7 +147,10 @@ def test_unfused_and_narrow(check: Any) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         return (x * 2).cumsum(0) + 1, *x.cummax(1), x.flip(0).logcumsumexp(0)
 
-    for options in (InductorOptions(max_nests=1), InductorOptions(simd_bytes=16)):
+    for options in (
+        InductorOptions(fusion=FusionLimits(max_nests=1)),
+        InductorOptions(simd_bytes=16),
+    ):
         assert check(fn, torch.rand(9, 21), options=options).externs == []
 
 

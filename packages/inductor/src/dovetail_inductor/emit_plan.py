@@ -149,18 +149,17 @@ class _Writer:
                     self.allocate(name)
             device = next(self.buffers[name].device for name in call.outputs if name is not None)
             for emitted in self.options.target_of(device).emit_attention(call, self.buffers):
-                self.launch_emitted(
-                    emitted, label_of((), self.graph.facts.lines, f"attention{call.line}")
-                )
+                self.launch_emitted(emitted, label_of((), self.graph.facts.lines, "attention"))
             return
         args = tuple(self.argument(a) for a in call.args)
         kwargs = tuple((k, self.argument(v)) for k, v in call.kwargs)
+        line = self.graph.facts.lines.get(call.origin, "")
         if call.out_variant:
             (out,) = call.outputs
             assert out is not None
             self.allocate(out)
             kwargs = (*kwargs, ("out", Ref(self.instead.get(out, out))))
-            self.steps.append(CallAten(call.op, args, kwargs, (None,), line=call.line))
+            self.steps.append(CallAten(call.op, args, kwargs, (None,), line=line))
         else:
             expected = tuple(
                 spec_of(self.graph.buffers[o]) if o in self.checked else None for o in call.outputs
@@ -171,7 +170,7 @@ class _Writer:
             own = in_place(call, self.memory.written_over)
             count = len(own.outputs)
             results = own.outputs, expected[:count]
-            self.steps.append(CallAten(own.op, args, kwargs, *results, call.line))
+            self.steps.append(CallAten(own.op, args, kwargs, *results, line))
             for name in call.outputs[count:]:
                 assert name is not None
                 self.allocate(name)
@@ -207,7 +206,8 @@ class _Writer:
         """A call whose results tell sizes: they are read, and then the layout is checked."""
         raw = {o: f"{o}_raw" for o, spec in zip(call.outputs, expected, strict=True) if spec and o}
         outputs = tuple(None if o is None else raw.get(o, o) for o in call.outputs)
-        self.steps.append(CallAten(call.op, args, kwargs, outputs, line=call.line))
+        line = self.graph.facts.lines.get(call.origin, "")
+        self.steps.append(CallAten(call.op, args, kwargs, outputs, line=line))
         for symbol, buffer, dim in call.binds:
             self.steps.append(Bind(symbol, raw.get(buffer, buffer), dim))
             self.bound.add(symbol)

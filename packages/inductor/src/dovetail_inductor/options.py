@@ -21,8 +21,8 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class InductorOptions:
-    """How a graph is compiled.
+class FusionLimits:
+    """How far fusion goes.
 
     min_rows, max_columns: a kernel that handles a row at a time is not made when there are fewer
         rows than `min_rows` and more columns than `max_columns`: nothing would run in parallel.
@@ -30,6 +30,21 @@ class InductorOptions:
     max_scratch_bytes: limit on what one row keeps between passes over its columns.
     max_shared_readers: kernels that share only a read are merged if the buffer has at most so many
         readers.
+    """
+
+    min_rows: int = 16
+    max_columns: int = 8192
+    max_nests: int = 48
+    max_buffers: int = 40
+    max_scratch_bytes: int = 256 * 1024
+    max_shared_readers: int = 8
+
+
+@dataclass(frozen=True)
+class InductorOptions:
+    """How a graph is compiled.
+
+    fusion: how far fusion goes.
     split_reductions: cut reductions to few results into two stages.
     combine: compute small independent kernels of a GPU graph in one launch.
     combine_bytes: how many bytes may live longer than they need to for that, and how many the
@@ -44,12 +59,7 @@ class InductorOptions:
     target: write all kernels for this target; None: for that of each tensor's device.
     """
 
-    min_rows: int = 16
-    max_columns: int = 8192
-    max_nests: int = 48
-    max_buffers: int = 40
-    max_scratch_bytes: int = 256 * 1024
-    max_shared_readers: int = 8
+    fusion: FusionLimits = FusionLimits()
     split_reductions: bool = True
     combine: bool = True
     combine_bytes: int = 32 << 20

@@ -283,7 +283,6 @@ class ExternCall:
     branches: tuple[Plan, ...] = ()
     # Instead of an operator, kernels of ours are launched, which write to memory of the plan's.
     attention: AttentionLoops | None = None
-    line: str = ""  # of the program, which an error of the call tells
 
     def tensors(self) -> list[Strided]:
         """The tensors among the arguments."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -305,10 +306,7 @@ def condition(relation: rel.BoolExpr) -> Size:
     if relation.kind == "not":
         return SizeExpr("not", (condition(relation.args[0]),))
     if relation.kind in ("and", "or"):
-        made = condition(relation.args[0])
-        for part in relation.args[1:]:
-            made = SizeExpr(relation.kind, (made, condition(part)))
-        return made
+        return reduce(lambda a, b: SizeExpr(relation.kind, (a, b)), map(condition, relation.args))
     return int(relation.kind == "true")
 
 
@@ -353,7 +351,6 @@ def known_within(low: int, high: int, size: int) -> bool:
 # --- other forms ----------------------------------------------------------------------------------
 
 _FUNCTIONS = {"floordiv": "floor_div", "mod": "floor_mod", "min": "least", "max": "greatest"}
-_OPERATIONS = {"floordiv": "floordiv", "mod": "mod", "min": "min", "max": "max"}
 
 
 def _text(expr: e.Expr) -> str:
@@ -370,11 +367,8 @@ def _text(expr: e.Expr) -> str:
 def _atom_text(atom: e.Atom) -> str:
     if atom.kind == "sym":
         return f"size_{atom.name}"
-    texts = [_text(arg) for arg in atom.args]
-    result = texts[0]
-    for text in texts[1:]:
-        result = f"{_FUNCTIONS[atom.kind]}({result}, {text})"
-    return result
+    name = _FUNCTIONS[atom.kind]
+    return reduce(lambda a, b: f"{name}({a}, {b})", map(_text, atom.args))
 
 
 def size_expr(size: int) -> Size:
@@ -398,8 +392,6 @@ def plan_size(expr: e.Expr) -> Size:
 def _plan_atom(atom: e.Atom) -> SizeExpr:
     if atom.kind == "sym":
         return SizeExpr("sym", (atom.name,))
-    result: Size = plan_size(atom.args[0])
-    for arg in atom.args[1:]:
-        result = SizeExpr(_OPERATIONS[atom.kind], (result, plan_size(arg)))
-    assert isinstance(result, SizeExpr)
-    return result
+    made = reduce(lambda a, b: SizeExpr(atom.kind, (a, b)), map(plan_size, atom.args))
+    assert isinstance(made, SizeExpr)
+    return made

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
@@ -86,9 +85,7 @@ def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
     value = value_like(tensor_of(node), node.name)
     name = f"buf{len(ctx.buffers)}"
     ctx.buffers[name] = Buffer(name, value.dtype, value.device, (m, n), (n, 1))
-    ctx.nodes.append(
-        ExternCall("aten::mm.out", operands, (), (name,), True, node.name, line=line_of(node))
-    )
+    ctx.nodes.append(ExternCall("aten::mm.out", operands, (), (name,), True, node.name))
     value.stored = Strided(name, value.shape, (n, 1), 0)
     return value
 

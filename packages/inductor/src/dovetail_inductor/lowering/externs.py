@@ -10,7 +10,6 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 from torch import fx
 
-from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided, same_strides
 from dovetail_inductor.loop_ir.ops import STORED_DTYPES
 from dovetail_inductor.loop_ir.sizes import (
@@ -90,7 +89,6 @@ def extern_call(
             out_variant,
             node.name,
             binds=tuple(found.binds),
-            line=line_of(node),
         )
     )
     if isinstance(val, tuple | list) or not returns:
@@ -154,7 +152,7 @@ def element(ctx: Context, node: fx.Node, value: Value) -> int | float | FloatSiz
     bound = ctx.bind(number, buffer.name, None)
     if bound is not None:
         call = ("aten::clone", (stored,), (), (buffer.name,), False, node.name)
-        ctx.nodes.append(ExternCall(*call, binds=(bound,), line=line_of(node)))
+        ctx.nodes.append(ExternCall(*call, binds=(bound,)))
     if isinstance(number, torch.SymFloat):
         return float_from_torch(number)
     if isinstance(number, torch.SymInt):

@@ -128,18 +128,16 @@ def realize_if_worth_it(
         return
     if node in in_memory:
         if _goes_on_unrounded(ctx, node, value, until_read.get(node)):
-            value.unrounded = replace(value, dtype=arithmetic_dtype(value.dtype), _memo={})
-            ctx.realize(value.unrounded)
+            unrounded = replace(value, dtype=arithmetic_dtype(value.dtype), _memo={})
+            value.forms = replace(value.forms, unrounded=unrounded)
+            ctx.realize(unrounded)
         ctx.realize(value)
         return
     if _is_taken_apart(node):
         return  # each reader computes its own element
-    if value.widened is not None:
-        if value.widened.stored is not None:
-            return
-        in_memory_form = value.widened  # half the bytes say the same
-    else:
-        in_memory_form = value
+    in_memory_form = value.forms.widened or value  # half the bytes say the same
+    if in_memory_form.stored is not None:
+        return
     cost = ctx.cost(value)
     consumers = _consumers(node)
     numel = hint_of(value.numel)

@@ -118,7 +118,8 @@ def lower(
             kwargs = {k: resolve(v) for k, v in node.kwargs.items()}
             value = env[node] = _call(ctx, node, args, kwargs, node in in_memory)
             if isinstance(value, Value):
-                value.observed |= node in observed
+                if node in observed:
+                    value.forms = replace(value.forms, observed=True)
                 if node in padded and value.stored is None and not is_view(node):
                     aligned.write_padded(ctx, value, padded[node])
                 realize_if_worth_it(ctx, node, value, in_memory, until_read)
@@ -128,11 +129,11 @@ def lower(
         tuple(inputs),
         dict(ctx.constants),
         dict(ctx.buffers),
-        tuple(_after_sizes(ctx) if ctx.binders else ctx.nodes),
+        tuple(_after_sizes(ctx) if ctx.symbols.binders else ctx.nodes),
         outputs,
         ctx.builder,
-        ctx.size_inputs,
-        ctx.definitions,
+        ctx.symbols.inputs,
+        ctx.symbols.definitions,
         _checks(ctx),
     )
 
@@ -143,17 +144,22 @@ def _after_sizes(ctx: Context) -> list[Node]:
     for node in ctx.nodes:
         names = free_symbols(node)
         names = names.union(
-            *(symbols_of(ctx.definitions[n]) for n in names & ctx.definitions.keys())
+            *(
+                symbols_of(ctx.symbols.definitions[n])
+                for n in names & ctx.symbols.definitions.keys()
+            )
         )
         own = {node.buffer} if isinstance(node, LoopNest) else set(node.outputs)
-        after = frozenset({ctx.binders[n] for n in names & ctx.binders.keys()} - own)
+        after = frozenset(
+            {ctx.symbols.binders[n] for n in names & ctx.symbols.binders.keys()} - own
+        )
         found.append(replace(node, after=after))
     return found
 
 
 def _checks(ctx: Context) -> tuple[Assert, ...]:
     """What the program states of the sizes that are bound here."""
-    checks = () if ctx.env is None else ctx.env.checks
+    checks = () if ctx.symbols.env is None else ctx.symbols.env.checks
     return tuple(
         Assert(
             condition(check.relation),
@@ -162,7 +168,7 @@ def _checks(ctx: Context) -> tuple[Assert, ...]:
             tuple(plan_size(number) for number in check.numbers),
         )
         for check in checks
-        if not ctx.binders.keys().isdisjoint(check.relation.free_symbols())
+        if not ctx.symbols.binders.keys().isdisjoint(check.relation.free_symbols())
     )
 
 
@@ -279,14 +285,14 @@ def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str |
     val: Any = node.meta.get("val")
     if not hasattr(val, "dtype"):
         if isinstance(val, torch.SymInt):
-            size = ctx.size_inputs[position] = static_shape([val], node.name)[0]
-            ctx.given |= val.node.expr.free_symbols()
+            size = ctx.symbols.inputs[position] = static_shape([val], node.name)[0]
+            ctx.symbols.given |= val.node.expr.free_symbols()
             return size, None
         if isinstance(val, torch.SymFloat):
             number = float_from_torch(val)
-            ctx.given |= val.node.expr.free_symbols()
+            ctx.symbols.given |= val.node.expr.free_symbols()
             if isinstance(number, FloatSize) and number.symbol is not None:
-                ctx.size_inputs[position] = dim(number.env, symbol(number.symbol))
+                ctx.symbols.inputs[position] = dim(number.env, symbol(number.symbol))
             return number, None
         if isinstance(val, int | float | bool) or val is None:
             return val, None
@@ -297,7 +303,7 @@ def _placeholder(ctx: Context, node: fx.Node, position: int) -> tuple[Any, str |
     offset = static_shape([own], node.name)[0]
     for own in val._sizes if isinstance(val, FakeTensor) else ():
         if isinstance(own, torch.SymInt) and own.node.expr.symbol_name is not None:
-            ctx.given.add(own.node.expr.symbol_name)
+            ctx.symbols.given.add(own.node.expr.symbol_name)
     ctx.buffers[name] = Buffer(name, value.dtype, value.device, value.shape, value.stride, offset)
     value.stored = Strided(name, value.shape, value.stride, 0)
     return value, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -209,7 +210,7 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
     own = kwargs.get("layout") is not None and kwargs.get("device") is None
     unrounded = source.dtype is arithmetic_dtype(value.dtype) and (own or goes_on_in_float32(node))
     if source.dtype is not value.dtype and arithmetic_dtype(source.dtype) is value.dtype:
-        value.widened = source
+        value.forms = replace(value.forms, widened=source)
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         expr = ctx.load(source, indices, mask)

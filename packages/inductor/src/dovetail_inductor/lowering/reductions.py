@@ -251,7 +251,7 @@ def _store_if_read_again(ctx: Context, source: Value) -> None:
     if len(ctx.large_reads(cost, source)) > 1 or cost.cost - cost.loads > ctx.target.costs.cheap(
         source.dtype
     ):
-        ctx.realize(source if source.widened is None else source.widened)
+        ctx.realize(source.forms.widened or source)
         source.forget_memo()
 
 

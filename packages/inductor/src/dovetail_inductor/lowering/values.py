@@ -54,14 +54,26 @@ class UnsupportedGraph(Exception):
     """The graph holds something that this package does not compile."""
 
 
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """In which other types there are a value's elements.
+
+    widened: the value whose elements these are, in more bytes.
+    unrounded: the same elements in memory in a wider type, which loops read.
+    observed: what loops read is rounded as eager stores it, even in the kernel that computes it.
+    """
+
+    widened: Value | None = None
+    unrounded: Value | None = None
+    observed: bool = False
+
+
 @dataclass(eq=False)
 class Value:
     """One tensor. `stride` is the layout that its consumers were promised.
 
-    A view of a value not in memory has a `base`, and `restride` says how the view lies once the
-    base does (None: not as strides). A value that is `widened` is another one's in more bytes. Of a
-    value that is in memory twice, loops read the one that is `unrounded`. Of a half type that is
-    `observed`, what loops read is rounded as eager stores it, even in the kernel that computes it.
+    A view of a value not in memory has that as its `base`, with how it lies once the base does
+    (None: not as strides).
     """
 
     shape: tuple[int, ...]
@@ -71,11 +83,8 @@ class Value:
     origin: str
     loader: Loader | None = None
     stored: Strided | None = None
-    base: Value | None = None
-    restride: Restride | None = None
-    widened: Value | None = None
-    unrounded: Value | None = None
-    observed: bool = False
+    base: tuple[Value, Restride] | None = None
+    forms: Forms = Forms()
     _memo: dict[tuple[Indices, int], Expr] = field(default_factory=dict)
 
     @property
@@ -120,6 +129,23 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 @dataclass
+class SymbolSources:
+    """Where the values of a graph's symbols come from.
+
+    inputs: the sizes that are inputs of their own, by position.
+    definitions: those that stand for floats (as bits) which a call computes first.
+    given: those that are read off inputs.
+    binders: those that depend on data, with the buffer that each is read from; `env` is theirs.
+    """
+
+    inputs: dict[int, int] = field(default_factory=dict)
+    definitions: dict[str, SizeExpr] = field(default_factory=dict)
+    given: set[str] = field(default_factory=set)
+    binders: dict[str, str] = field(default_factory=dict)
+    env: ShapeEnv | None = None
+
+
+@dataclass
 class Context:
     """The state of one lowering: what was made so far. `target`: what kernels are for;
     `everywhere`: measurements that speak for the library do not count."""
@@ -130,12 +156,7 @@ class Context:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    size_inputs: dict[int, int] = field(default_factory=dict)
-    definitions: dict[str, SizeExpr] = field(default_factory=dict)
-    # Symbols read off inputs; and those that depend on data, with the buffer each is read from.
-    given: set[str] = field(default_factory=set)
-    binders: dict[str, str] = field(default_factory=dict)
-    env: ShapeEnv | None = None  # of the symbols in `binders`
+    symbols: SymbolSources = field(default_factory=SymbolSources)
     # Matrices by where they lie and the sizes to round up to: memory with zeros beyond them.
     padded: dict[tuple[Strided, tuple[int, int]], Strided] = field(default_factory=dict)
     # What was copied to lie as was promised, by what it is a copy of.
@@ -150,7 +171,7 @@ class Context:
 
     def load(self, value: Value, indices: Indices, mask: Expr | None = None) -> Expr:
         """One element of `value`, as an arithmetic value."""
-        stored = value.stored if value.unrounded is None else value.unrounded.stored
+        stored = (value.forms.unrounded or value).stored
         if stored is not None:
             address = linear(indices, stored.stride, stored.offset)
             if mask is not None and self._always_there(stored.buffer, address):
@@ -167,7 +188,7 @@ class Context:
 
     def _seen(self, value: Value, expr: Expr) -> Expr:
         """An element as loops read it."""
-        op = ROUNDING.get(value.dtype) if value.observed else None
+        op = ROUNDING.get(value.dtype) if value.forms.observed else None
         return expr if op is None else self.builder.apply(op, [expr])
 
     def _always_there(self, name: str, address: Index) -> bool:
@@ -208,9 +229,9 @@ class Context:
         """A float that a call computes before its kernels, as a float64."""
         name, bits = value.symbol, value.bits
         if name is None:
-            known = (n for n, definition in self.definitions.items() if definition == bits)
-            name = next(known, f"g{len(self.definitions)}")
-            self.definitions[name] = bits
+            known = (n for n, definition in self.symbols.definitions.items() if definition == bits)
+            name = next(known, f"g{len(self.symbols.definitions)}")
+            self.symbols.definitions[name] = bits
         whole = self.builder.constant(dim(value.env, symbol(name)), torch.int64)
         return self.builder.apply("from_bits", [whole], torch.float64)
 
@@ -224,9 +245,9 @@ class Context:
             name = expr.symbol_name
         if node is None or name is None or name not in node.env.unbacked:
             return None
-        if name in self.given or name in self.binders:
+        if name in self.symbols.given or name in self.symbols.binders:
             return None
-        self.binders[name], self.env = buffer, node.env
+        self.symbols.binders[name], self.symbols.env = buffer, node.env
         return name, buffer, dim
 
     # --- making -----------------------------------------------------------------------------------
@@ -245,15 +266,17 @@ class Context:
         """Put `value` in memory, if it is not there yet, and say where."""
         if value.stored is not None:
             return value.stored
-        if value.base is not None and value.restride is not None:
-            stored = value.restride(self.realize(value.base))
+        if value.base is not None:
+            base, restride = value.base
+            stored = restride(self.realize(base))
             if stored is not None:
                 value.stored = stored
                 value.forget_loader()
                 return stored
         variables, indices = self.loop_indices(value.shape)
         body = self.load(value, indices)
-        value.observed &= value.unrounded is not None  # what is written is rounded
+        if value.forms.unrounded is None:  # what is written is rounded
+            value.forms = replace(value.forms, observed=False)
         return self.write(value, self.new_buffer(value), variables, (), None, body)
 
     def realize_alone(self, value: Value) -> None:

@@ -209,7 +209,7 @@ class _Fuser:
         )
         fill_accesses(unit)
         unit.across = a.across or b.across
-        if self.profit.scratch_bytes(group) > self.options.max_scratch_bytes:
+        if self.profit.scratch_bytes(group) > self.options.fusion.max_scratch_bytes:
             return None
         return unit
 
@@ -262,7 +262,7 @@ class _Fuser:
             # Sharing a read is worth looking at for buffers with few readers only: a mask or a
             # table read everywhere would pair everything with everything.
             readers = self.readers[name]
-            if len(readers) <= self.options.max_shared_readers:
+            if len(readers) <= self.options.fusion.max_shared_readers:
                 partners |= readers
             if not later_only and name in self.writer:
                 partners.add(self.writer[name])

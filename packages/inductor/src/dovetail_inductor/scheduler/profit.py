@@ -95,15 +95,15 @@ class Profit:
         columns = prod(hint_of(v.size) for v in found.columns)
         if found.columns and (a.whole or b.whole):
             return False  # a scatter does each point once, and a later pass may do it again
-        few = rows < self.options.min_rows and columns > self.options.max_columns
+        few = rows < self.options.fusion.min_rows and columns > self.options.fusion.max_columns
         if found.columns and few and not (scans(a) or scans(b)):
             return False  # no parallelism would be left
         if found.columns and (self._serializes(found, a, b, alone) or self._strides(found, a, b)):
             return False
         assert a.group is not None and b.group is not None
-        if len(a.group.nests) + len(b.group.nests) > self.options.max_nests:
+        if len(a.group.nests) + len(b.group.nests) > self.options.fusion.max_nests:
             return False
-        return len(a.reads | a.writes | b.reads | b.writes) <= self.options.max_buffers
+        return len(a.reads | a.writes | b.reads | b.writes) <= self.options.fusion.max_buffers
 
     def _serializes(self, found: Match, a: Unit, b: Unit, alone: bool) -> bool:
         """True if a pointwise nest that a GPU could spread over all its points would be walked row
