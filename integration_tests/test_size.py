@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from importlib.util import find_spec
 from pathlib import Path
 
-from dovetail.size import PACKAGES, as_text, measure
+from dovetail.size import EXTENSIONS, PACKAGES, as_text, measure
 
 
 def test_no_file_is_past_the_limit() -> None:
@@ -15,6 +16,13 @@ def test_no_file_is_past_the_limit() -> None:
         assert size.python_lines > 500, size
     text = as_text(sizes)
     assert all(name in text for name in PACKAGES) and "DOVETAIL_CACHE_DIR" in text
+
+
+def test_extensions_are_there() -> None:
+    for name, parts in EXTENSIONS.items():
+        (folder,) = find_spec(name).submodule_search_locations  # type: ignore[union-attr, misc]
+        assert not [part for part in parts if not Path(folder, part).exists()], name
+        assert measure(name, import_ms=0.0).extension_lines > 0
 
 
 def test_settings_are_read_in_knobs_alone() -> None:

@@ -29,7 +29,7 @@ PACKAGES = (
 EXTENSIONS = {
     "dovetail_capture": ("extensions",),
     "dovetail_autograd_aot": ("compiled_backward", "patterns", "subclasses"),
-    "dovetail_inductor": ("autotune", "complex_parts.py"),
+    "dovetail_inductor": ("graph_passes/complex_parts.py", "products"),
 }
 NATIVE = (".c", ".cpp", ".h")
 KNOB = re.compile(r"DOVETAIL_[A-Z_]+")

@@ -17,7 +17,7 @@ from dovetail_guards.native import accumulator_has_hooks
 from dovetail_guards.torch_state import READERS
 from dovetail_prims.node_facts import CHECKPOINT
 
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.library.torch_functions.tensor_hooks import is_used, too_late
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter

@@ -29,7 +29,7 @@ from dovetail_capture.extensions.autograd_functions.autograd_function_nodes impo
 from dovetail_capture.interpreter.changes.late_reads import LateReads, share_memory, watching
 from dovetail_capture.interpreter.changes.unchanged import no_changes
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,
     transforms_around,
 )

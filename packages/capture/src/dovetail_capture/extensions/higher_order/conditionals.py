@@ -27,8 +27,7 @@ from dovetail_capture.extensions.higher_order.subgraphs import (
     same_structure,
     told_as,
 )
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
-from dovetail_capture.interpreter.library.torch_functions.structures import filled
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder, filled
 from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import inlining

@@ -22,8 +22,10 @@ from dovetail_capture.interpreter.changes.unchanged import no_changes
 from dovetail_capture.interpreter.graph.aliasing import written_by
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.graph.recorder import Recorder
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
-from dovetail_capture.interpreter.library.torch_functions.structures import template_of
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
+    InnerRecorder,
+    template_of,
+)
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.objects import ProgramException

@@ -23,11 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import (
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,
-    transforms_around,
-)
-from dovetail_capture.interpreter.library.torch_functions.structures import (
     Parts,
     Slot,
     count_slots,
@@ -36,6 +33,7 @@ from dovetail_capture.interpreter.library.torch_functions.structures import (
     rebuilt,
     structure,
     template_of,
+    transforms_around,
 )
 from dovetail_capture.interpreter.library.torch_functions.whole_calls import put_together
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs

@@ -30,7 +30,7 @@ from dovetail_capture.interpreter.data_checks import try_blocks
 from dovetail_capture.interpreter.data_checks.written_inputs import can_run_again, written_inputs
 from dovetail_capture.interpreter.graph.random_tensors import may_draw
 from dovetail_capture.interpreter.library.torch_functions.data_dependence import truth_number
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue

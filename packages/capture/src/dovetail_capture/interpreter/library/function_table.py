@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from dovetail_capture.interpreter.library.builtins import (
-    attribute_functions,
     builtin_functions,
     conversions,
     iteration_functions,
@@ -49,7 +48,7 @@ from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.values.base import Value
 
 _MODULES: tuple[Any, ...] = (
-    list_methods, dict_methods, set_methods, attribute_functions, conversions, type_functions,
+    list_methods, dict_methods, set_methods, conversions, type_functions,
     builtin_functions, iteration_functions, stdlib, context_variables, weak_references,
     callable_objects, itertools_functions, torch_functions, torch_modes, tensor_attributes,
     storages, settings, own_functions, made_tensors, tensor_creation, polyfills, torch_polyfills,

@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import sequences

@@ -19,7 +19,7 @@ from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
 from dovetail_capture.environment.torch_settings import Setting
 from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN

@@ -13,7 +13,7 @@ from dovetail_guards.iterators import READERS
 from dovetail_guards.source import IteratorSource
 from dovetail_prims.fake_tensor import FakeTensor
 
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal

@@ -28,7 +28,7 @@ from dovetail_capture.interpreter.changes.late_reads import LASTING, NUMBERS, La
 from dovetail_capture.interpreter.changes.unchanged import no_changes
 from dovetail_capture.interpreter.graph.aliasing import may_write
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.library.torch_functions.inner_recorder import InnerRecorder
+from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, sequences
