@@ -148,7 +148,7 @@ def test_columns_run_as_memory_does() -> None:
 def test_short_groups_of_channels_are_summed_side_by_side(groups: int) -> None:
     """Each channel of a group for itself: then neighbours in memory are neighbours in a program.
     (Small groups stand for large ones.)"""
-    small = replace(CUDA.scheduling.split, elements=1 << 10, most_held=1 << 10, short=64)
+    small = replace(CUDA.scheduling.split, elements=1 << 10, short=(64, 1 << 10))
     target = replace(CUDA, scheduling=replace(CUDA.scheduling, split=small))
     weight, bias = torch.randn(64), torch.randn(64)
 
