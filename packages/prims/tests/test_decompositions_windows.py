@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 from decomposition_checks import check
-from dovetail_prims.decompositions import core_aten_table, folding
+from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.ops.folding import parts_added
 
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32)
@@ -140,7 +141,7 @@ def test_col2im(window, dtype):
     op, entry = aten.col2im.default, core_aten_table()[aten.col2im.default]
     assert entry(columns, (9, 11), *given) is NotImplemented  # on a CPU
     for own in (columns, columns[0], columns.transpose(1, 2).contiguous().transpose(1, 2)):
-        got = folding.parts_added(own, (9, 11), *given)
+        got = parts_added(own, (9, 11), *given)
         wanted = op(own.double(), (9, 11), *given).to(dtype)
         torch.testing.assert_close(got, wanted)
 

@@ -57,7 +57,7 @@ def _says(function: Callable[..., Any]) -> str:
 def meaning(name: str) -> str:
     """What an op of CORE_ATEN computes."""
     on_card = {own: form.says or card.says for own, card, form in catalog.forms()}
-    if name in on_card:
+    if on_card.get(name):
         return on_card[name]
     entry = _by_name(prims_table()).get(name)
     if entry is not None and _says(entry):

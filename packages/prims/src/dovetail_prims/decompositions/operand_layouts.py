@@ -14,16 +14,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_prims.fake_tensor import FakeTensor, Sizes, hint_of, make
 from dovetail_prims.ops import catalog
-from dovetail_prims.ops.common import aten
+from dovetail_prims.ops.operands import as_fake, lies_like, relaid
 from dovetail_prims.shape_rules.layout import (
     as_converted,
     empty_like_strides,
-    equal_sizes,
-    has_zero,
     pointwise_layout,
-    same_strides,
 )
 from dovetail_prims.shape_rules.promotion import promote
 
@@ -60,11 +56,11 @@ def laid_out(op: OpOverload, entry: Callable[..., Any]) -> Callable[..., Any]:
         if result is NotImplemented:
             return result
         given = [a for a in args if isinstance(a, Tensor)]
-        if all(_lies_like(a, given[0]) for a in given):
+        if all(lies_like(a, given[0]) for a in given):
             return result
-        fakes = [_as_fake(a) for a in given]
+        fakes = [as_fake(a) for a in given]
         if like is not None:
-            return _relaid(result, empty_like_strides(fakes[like]))
+            return relaid(result, empty_like_strides(fakes[like]))
         # Truths are computed in what their operands have in common.
         dtype = (result[0] if isinstance(result, tuple) else result).dtype
         found = as_converted(fakes, promote(fakes) if dtype is torch.bool else dtype)
@@ -72,43 +68,7 @@ def laid_out(op: OpOverload, entry: Callable[..., Any]) -> Callable[..., Any]:
             1
         ]
         if isinstance(result, tuple):
-            return tuple(_relaid(r, strides) for r in result)
-        return _relaid(result, strides)
+            return tuple(relaid(r, strides) for r in result)
+        return relaid(result, strides)
 
     return in_order
-
-
-def laid_out_by(result: Tensor, *operands: Tensor) -> Tensor:
-    """`result`, laid out as eager lays out what its iterator computes from `operands`."""
-    return _relaid(result, pointwise_layout([_as_fake(x) for x in operands], False)[1])
-
-
-def _layout_of(x: Tensor) -> tuple[Sizes, Sizes]:
-    if isinstance(x, FakeTensor):
-        return x._sizes, x._strides
-    return tuple(x.shape), x.stride()
-
-
-def _as_fake(x: Tensor) -> FakeTensor:
-    return x if isinstance(x, FakeTensor) else make(*_layout_of(x), x.dtype, x.device)
-
-
-def _lies_like(x: Tensor, other: Tensor) -> bool:
-    if x is other:
-        return True
-    (sizes, strides), (other_sizes, other_strides) = _layout_of(x), _layout_of(other)
-    return equal_sizes(sizes, other_sizes) and same_strides(strides, other_strides)
-
-
-def _relaid(x: Tensor, strides: Sizes) -> Tensor:
-    """`x` with the strides of a dense tensor; itself if it has them."""
-    sizes, own = _layout_of(x)
-    if has_zero(sizes) or len(strides) != len(own):
-        return x
-    some = [d for d, n in enumerate(sizes) if type(n) is not int or n != 1]
-    if same_strides(tuple(own[d] for d in some), tuple(strides[d] for d in some)):
-        return x
-    order = sorted(range(len(own)), key=lambda d: (-hint_of(strides[d]), d))
-    moved = aten.permute.default(x, order)
-    dense = aten.clone.default(moved, memory_format=torch.contiguous_format)
-    return aten.permute.default(dense, [order.index(d) for d in range(len(order))])

@@ -1,4 +1,4 @@
-"""The decomposition tables, joined from the families.
+"""The decomposition tables, made of the cards.
 
 An entry has its op's signature. It is called with tensors of any kind, fake ones too, under the
 mode that records; the ops it calls are either in CORE_ATEN or have entries themselves. An entry
@@ -19,56 +19,7 @@ from torch._ops import OpOverload
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.common import resolve
 
-from . import (
-    batch_norm,
-    distances,
-    embedding_bags,
-    fake_quantization,
-    fills,
-    folding,
-    foreach,
-    fused_optimizers,
-    linear,
-    losses,
-    normalisation,
-    padding,
-    ranges,
-    rest,
-    sampling,
-    softmax,
-    upsampling,
-    windows,
-)
 from .operand_layouts import laid_out
-
-FAMILIES = (
-    ranges,
-    distances,
-    sampling,
-    windows,
-    softmax,
-    normalisation,
-    batch_norm,
-    losses,
-    fills,
-    embedding_bags,
-    fake_quantization,
-    folding,
-    linear,
-    padding,
-    upsampling,
-    foreach,
-    fused_optimizers,
-    rest,
-)
-
-_MOVING_NAMES = frozenset(
-    {
-        "_stack.default", "diag_embed.default", "put.default", "empty_permuted.default",
-        "masked_scatter_backward.default", "fill.Scalar", "fill.Tensor", "zero.default",
-        "masked_fill.Scalar", "masked_fill.Tensor", *padding.TABLE,
-    }
-)  # fmt: skip
 
 
 def _real_only(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,14 +48,10 @@ def _real_only(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
     """Every decomposition to CORE_ATEN, keyed by op; ops that this torch lacks are left out."""
-    of_complex = _MOVING_NAMES | catalog.of_complex()
-    entries: dict[str, Callable[..., Any]] = {}
-    for family in (*(f.TABLE for f in FAMILIES), catalog.to_core_aten()):
-        twice = entries.keys() & family.keys()
-        assert not twice, f"decomposed by two families: {sorted(twice)}"
-        entries |= family
+    of_complex = catalog.of_complex()
     guarded = {
-        name: entry if name in of_complex else _real_only(entry) for name, entry in entries.items()
+        name: entry if name in of_complex else _real_only(entry)
+        for name, entry in catalog.to_core_aten().items()
     }
     return MappingProxyType({op: laid_out(op, entry) for op, entry in resolve(guarded).items()})
 

@@ -5,11 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.ops.card import decomposed
-from dovetail_prims.ops.common import Number, aten, cast, constant, contiguous, is_one, wide, wrap
+from dovetail_prims.ops.card import composed, decomposed
+from dovetail_prims.ops.common import (
+    Number,
+    aten,
+    cast,
+    constant,
+    contiguous,
+    is_one,
+    wide,
+    wrap,
+)
+from dovetail_prims.ops.common import where as where_of_tensors
+from dovetail_prims.ops.losses import of_one_kind
 from dovetail_prims.ops.values import (
     Value,
     erf,
@@ -28,10 +40,11 @@ from dovetail_prims.ops.values import (
     where,
 )
 from dovetail_prims.shape_rules.conversions import check_number
-from dovetail_prims.shape_rules.cpu_kernels import log_sigmoid, of_cpu
-from dovetail_prims.shape_rules.pointwise import float_result, like_operand, same_dtype
-from dovetail_prims.shape_rules.rare import glu as glu_shape
-from dovetail_prims.shape_rules.usual_cases import prelu
+from dovetail_prims.shape_rules.copies import clone
+from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.layout import fresh, insisted, pointwise_out, wrap_dim
+from dovetail_prims.shape_rules.parts import slice_
+from dovetail_prims.shape_rules.pointwise import binary, float_result, like_operand, same_dtype
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -188,6 +201,74 @@ def _replaced(x: FakeTensor, *given: Any) -> None:
         check_number(value, x._dtype)
 
 
+def glu_shape(x: FakeTensor, dim: int = -1) -> FakeTensor:
+    """As one half times the other."""
+    if not x._sizes:
+        raise RuntimeError("glu does not support 0-dimensional tensors")
+    dim = wrap_dim(dim, len(x._sizes))
+    size = x._sizes[dim]
+    if not insisted(size % 2 == 0):
+        raise RuntimeError(f"Halving dimension must be even, but dimension {dim} is size {size}")
+    half = size // 2
+    return binary(slice_(x, dim, 0, half), slice_(x, dim, half, size))
+
+
+def fits_prelu(x: FakeTensor, weight: FakeTensor) -> bool:
+    return of_one_kind(x, weight) and len(x._sizes) == len(weight._sizes)
+
+
+def prelu_shape(x: FakeTensor, weight: FakeTensor) -> FakeTensor:
+    """`_prelu_kernel`, whose weight broadcasts."""
+    if not fits_prelu(x, weight):
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((x, weight), x._dtype)
+
+
+def log_sigmoid_shape(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
+    """`log_sigmoid_forward` and its buffer: row-major."""
+    return fresh(x._sizes, x._dtype, x._device), fresh(x._sizes, x._dtype, x._device)
+
+
+def rrelu_shape(x: FakeTensor, noise: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """`rrelu_with_noise`: row-major."""
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def rrelu_and_noise(
+    x: FakeTensor, noise: FakeTensor, *rest: Any, **options: Any
+) -> tuple[FakeTensor, FakeTensor]:
+    """Its functional form, which gives the noise, too: laid as what it is of."""
+    return same_dtype(x), clone(noise)
+
+
+def rrelu(
+    self: Tensor,
+    noise: Tensor,
+    lower: Number = 0.125,
+    upper: Number = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """Slopes drawn for what is not above 0; without training, the mean slope; row-major, as what
+    `rrelu` calls is. (On a CPU eager draws for those elements alone: as many as the data say, one
+    after the other. To draw them takes as long as the library's whole kernel.)"""
+    if training:
+        drawn_alone = self.device.type == "cpu"
+        if (
+            drawn_alone and not self.is_contiguous()
+        ):  # (of which the library's function is row-major)
+            own = aten.rrelu_with_noise_functional.default
+            return own(contiguous(self), noise, lower, upper, training, generator)
+        if drawn_alone or self.dtype not in (torch.float32, torch.float64):
+            return NotImplemented
+        drawn = cast(aten.uniform.default(noise, 0.0, 1.0, generator=generator), torch.float64)
+        drawn = aten.add.Tensor(aten.mul.Tensor(drawn, upper - lower), lower)
+        held = where_of_tensors(aten.le.Scalar(self, 0), cast(drawn, noise.dtype), 1.0)
+        return aten.mul.Tensor(contiguous(self), held), held
+    mean = aten.leaky_relu.default(contiguous(self), (lower + upper) / 2)
+    return mean, aten.clone.default(noise)
+
+
 CARDS = (
     decomposed("gelu", gelu, same_dtype, check=_approximation),
     decomposed("silu", silu, same_dtype),
@@ -197,15 +278,17 @@ CARDS = (
     decomposed("hardtanh", hardtanh, like_operand),
     decomposed("relu6", None, like_operand),
     decomposed("leaky_relu", leaky_relu, same_dtype),
-    decomposed("_prelu_kernel", prelu_kernel, prelu, arity=2, in_place=()),
+    decomposed("_prelu_kernel", prelu_kernel, prelu_shape, arity=2, in_place=()),
     decomposed("elu", elu, same_dtype),
     decomposed("celu", celu, same_dtype),
     decomposed("softplus", softplus, same_dtype),
     decomposed("softshrink", softshrink, same_dtype, check=_width),
     decomposed("hardshrink", hardshrink, same_dtype),
     decomposed("log_sigmoid", None, same_dtype),
-    decomposed("log_sigmoid_forward", log_sigmoid_forward, of_cpu(log_sigmoid), in_place=()),
+    decomposed("log_sigmoid_forward", log_sigmoid_forward, of_cpu(log_sigmoid_shape), in_place=()),
     decomposed("glu", glu, glu_shape, in_place=()),
     decomposed("threshold", threshold, same_dtype, check=_replaced),
     decomposed("logit", logit, float_result),
+    composed("rrelu_with_noise", of_cpu(rrelu_shape)),
+    composed("rrelu_with_noise_functional", of_cpu(rrelu_and_noise), rrelu),
 )

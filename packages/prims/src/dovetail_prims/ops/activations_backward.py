@@ -8,9 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.activations import GELU_CUBIC, SQRT_2_OVER_PI, SQRT_HALF
-from dovetail_prims.ops.card import decomposed
+from dovetail_prims.ops.activations import fits_prelu as _fits_prelu
+from dovetail_prims.ops.card import composed, decomposed
 from dovetail_prims.ops.common import Number, aten, cast, contiguous, wide, wrap
+from dovetail_prims.ops.losses import alike, empty_like
 from dovetail_prims.ops.values import (
     Value,
     erf,
@@ -23,13 +26,9 @@ from dovetail_prims.ops.values import (
     where,
 )
 from dovetail_prims.shape_rules import pointwise as rules
-from dovetail_prims.shape_rules.cpu_kernels import dropout_backward, of_cpu
-from dovetail_prims.shape_rules.pointwise import backward_two
-from dovetail_prims.shape_rules.rare import glu_backward as glu_backward_shape
-from dovetail_prims.shape_rules.usual_cases import (
-    log_sigmoid_backward as log_sigmoid_backward_shape,
-)
-from dovetail_prims.shape_rules.usual_cases import prelu_backward as prelu_backward_shape
+from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.layout import fresh, pointwise_out
+from dovetail_prims.shape_rules.pointwise import backward_two, binary
 
 INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 ONE_SIXTH = 11184811 / 2**26  # the nearest float32, which ATen uses in float64 too
@@ -194,6 +193,65 @@ def native_dropout_backward(g: Value, mask: Value, scale: float) -> Value:
 
 _gradient = partial(decomposed, arity=2, in_place=())
 
+
+def glu_backward_shape(grad: FakeTensor, x: FakeTensor, dim: int) -> FakeTensor:
+    """Row-major, as both halves are written into one tensor."""
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+_Results = tuple[FakeTensor | None, ...]
+
+
+def prelu_backward_shape(grad: FakeTensor, x: FakeTensor, weight: FakeTensor) -> _Results:
+    """Both gradients are as large as the input."""
+    if not _fits_prelu(x, weight) or not alike(x, grad):
+        return NotImplemented  # type: ignore[no-any-return]
+    operands = (x, weight, grad)
+    return pointwise_out(operands, x._dtype), pointwise_out(operands, x._dtype)
+
+
+def log_sigmoid_backward_shape(grad: FakeTensor, x: FakeTensor, buffer: FakeTensor) -> FakeTensor:
+    """Laid out as what comes in. On a GPU the buffer is empty."""
+    fits = alike(grad, x) if x._device.type != "cpu" else alike(grad, x, buffer)
+    return empty_like(grad) if fits else NotImplemented
+
+
+def rrelu_backward_shape(
+    grad: FakeTensor,
+    x: FakeTensor,
+    noise: FakeTensor,
+    lower: Any,
+    upper: Any,
+    training: bool,
+    self_is_result: bool,
+) -> FakeTensor:
+    """In training a product with the slopes that were drawn."""
+    if not training or upper - lower <= 1e-6 or not alike(grad, x, noise):
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((noise, grad), grad._dtype)
+
+
+def dropout_backward_shape(grad: FakeTensor, mask: FakeTensor, scale: Any) -> FakeTensor:
+    """`native_dropout_backward`: a product."""
+    return binary(binary(grad, mask), scale)
+
+
+def rrelu_backward(
+    grad_output: Tensor,
+    self: Tensor,
+    noise: Tensor,
+    lower: Number,
+    upper: Number,
+    training: bool,
+    self_is_result: bool,
+) -> Tensor:
+    """The slopes that were drawn, or the mean one below 0"""
+    if training and upper - lower > 1e-6:
+        return aten.mul.Tensor(noise, grad_output)
+    slope = (lower + upper) / 2
+    return aten.leaky_relu_backward.default(grad_output, self, slope, self_is_result)
+
+
 CARDS = (
     _gradient("gelu_backward", gelu_backward, backward_two),
     _gradient("silu_backward", silu_backward, backward_two),
@@ -213,5 +271,6 @@ CARDS = (
     _gradient("hardshrink_backward", hardshrink_backward),
     _gradient("log_sigmoid_backward", log_sigmoid_backward, log_sigmoid_backward_shape),
     _gradient("glu_backward", glu_backward, glu_backward_shape),
-    _gradient("native_dropout_backward", native_dropout_backward, of_cpu(dropout_backward)),
+    _gradient("native_dropout_backward", native_dropout_backward, of_cpu(dropout_backward_shape)),
+    composed("rrelu_with_noise_backward", rrelu_backward_shape, rrelu_backward),
 )

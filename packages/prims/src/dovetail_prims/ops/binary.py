@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from dovetail_prims.ops.common import (
     aten,
     cast,
     constant,
+    floating,
     promoted,
     promoted_together,
     where,
@@ -183,6 +185,31 @@ def _check_mode(x: Any, other: Any, *, rounding_mode: str | None = None) -> None
         )
 
 
+def _bitwise_number(name: str) -> Callable[..., Any]:
+    op: Callable[..., Tensor] = getattr(aten, f"bitwise_{name}").Tensor
+
+    def entry(self: Number, other: Tensor) -> Tensor:
+        """A number on the left"""
+        return op(constant(self, other, promoted(other, self)), other)
+
+    return entry
+
+
+def ldexp(self: Tensor, other: Tensor) -> Tensor:
+    """x 2^n; for floats and whole n in two steps, as 2^n alone may be too large a number"""
+    if other.is_floating_point() or not self.is_floating_point():
+        power = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+        if self.dtype is other.dtype and power is torch.float32:
+            return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+        return aten.mul.Tensor(self, aten.exp2.default(other))  # (which lies as the exponents do)
+    x = floating(self)
+    half = aten.bitwise_right_shift.Tensor_Scalar(cast(other, torch.int64), 1)
+    out = cast(x, torch.float64)
+    for n in (half, aten.sub.Tensor(cast(other, torch.int64), half)):
+        out = aten.mul.Tensor(out, aten.exp2.default(cast(n, torch.float64)))
+    return cast(out, x.dtype)
+
+
 _FLOAT, _BOOL = Result.FLOAT, Result.BOOL
 _PRIMS, _ATEN = Dialect.PRIMS, Dialect.ATEN
 _DIVISIONS = (
@@ -208,14 +235,19 @@ CARDS = (
     binary("nextafter", "the number next to a towards b", cost=6),
     binary("maximum", "the larger; NaN if one is", cost=2, numpy="maximum"),
     binary("minimum", "the smaller; NaN if one is", cost=2, numpy="minimum"),
-    with_numbers("bitwise_and", "and of bits", meaning=operator.and_),
-    with_numbers("bitwise_or", "or of bits", meaning=operator.or_),
-    with_numbers("bitwise_xor", "exclusive or of bits", meaning=operator.xor),
+    with_numbers("bitwise_and", "and of bits", meaning=operator.and_,
+                 forms=(also("Scalar_Tensor", None, _bitwise_number("and")),)),
+    with_numbers("bitwise_or", "or of bits", meaning=operator.or_,
+                 forms=(also("Scalar_Tensor", None, _bitwise_number("or")),)),
+    with_numbers("bitwise_xor", "exclusive or of bits", meaning=operator.xor,
+                 forms=(also("Scalar_Tensor", None, _bitwise_number("xor")),)),
     Card("bitwise_left_shift", 2, "a 2^b of integers", (
         Form("Tensor", _PRIMS, rules.binary), also("Tensor_Scalar", None, shift_left_number),
+        also("Scalar_Tensor", None, _bitwise_number("left_shift")),
     ), in_place=("Tensor",)),
     Card("bitwise_right_shift", 2, "floor(a / 2^b) of integers", (
         Form("Tensor", _PRIMS, rules.binary), also("Tensor_Scalar", None, shift_right_number),
+        also("Scalar_Tensor", None, _bitwise_number("right_shift")),
     ), in_place=("Tensor",)),
     binary("logical_and", "The bitwise op on truth values", _BOOL, to_prims=logical_and,
            numpy="logical_and"),
@@ -238,7 +270,8 @@ CARDS = (
                                      also("Scalar", rules.binary, shift_left_number))),
     Card("__rshift__", 2, "x >> y", (also("Tensor", rules.binary, shift_right),
                                      also("Scalar", rules.binary, shift_right_number))),
-    Card("ldexp", 2, "x 2^y", (also("Tensor", rules.times_power_of_two),), in_place=("default",)),
+    Card("ldexp", 2, "x 2^y", (also("Tensor", rules.times_power_of_two, ldexp),),
+         in_place=("default",)),
     decomposed("heaviside", heaviside, rules.binary, arity=2, in_place=()),
     decomposed("fmax", fmax, rules.binary, arity=2, in_place=()),
     decomposed("fmin", fmin, rules.binary, arity=2, in_place=()),

@@ -9,14 +9,41 @@ from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.ops import (
     activations,
     activations_backward,
+    batch_norm,
+    batch_norm_backward,
     binary,
+    class_losses,
+    convolution,
     creation,
+    data_dependent,
+    distances,
+    embeddings,
+    fake_quantization,
+    fills,
+    folding,
+    foreach,
+    fused_attention,
+    fused_optimizers,
+    grid_sampling,
     indexing,
+    linear_algebra,
+    losses,
+    matmul,
+    norms,
+    padding,
+    pooling,
     powers,
+    random_numbers,
+    ranges,
     reductions,
+    resizing,
+    scatters,
+    softmax,
+    sorting,
     ternary,
     unary,
     views,
+    weight_norm,
 )
 from dovetail_prims.ops.card import Card, Dialect, Form, Kind, Result
 from dovetail_prims.ops.operands import of_floats, ordered
@@ -33,6 +60,32 @@ POINTWISE: tuple[Card, ...] = (
     *activations_backward.CARDS,
 )
 _FAMILIES = (
+    scatters,
+    weight_norm,
+    fills,
+    random_numbers,
+    fused_optimizers,
+    ranges,
+    padding,
+    resizing,
+    fake_quantization,
+    embeddings,
+    linear_algebra,
+    fused_attention,
+    grid_sampling,
+    folding,
+    pooling,
+    convolution,
+    matmul,
+    distances,
+    sorting,
+    softmax,
+    batch_norm_backward,
+    batch_norm,
+    norms,
+    class_losses,
+    losses,
+    data_dependent,
     reductions,
     views,
     indexing,
@@ -40,9 +93,10 @@ _FAMILIES = (
 )
 CARDS: tuple[Card, ...] = (
     *POINTWISE,
+    *foreach.cards(POINTWISE),
     *(card for family in _FAMILIES for card in family.CARDS),
 )
-POINTWISE_NAMES = frozenset(card.name for card in POINTWISE)
+POINTWISE_NAMES = frozenset(card.name for card in POINTWISE if card.kind is Kind.POINTWISE)
 
 
 def forms(cards: tuple[Card, ...] = CARDS) -> Iterator[tuple[str, Card, Form]]:

@@ -285,13 +285,16 @@ def broadcast(a: Sequence[int], b: Sequence[int]) -> list[int]:
     return [y if x == 1 else x for x, y in zip(left, right, strict=True)]
 
 
+NONE, MEAN, SUM = 0, 1, 2  # ATen's loss reductions
+
+
 def reduce_loss(loss: Tensor, reduction: int) -> Tensor:
-    """ATen's loss reductions: 0 none, 1 mean, 2 sum."""
-    if reduction == 0:
+    """All losses, their mean or their sum."""
+    if reduction == NONE:
         return loss
     dims = list(range(loss.dim()))
     total = aten.sum.dim_IntList(loss, dims)
-    return total if reduction == 2 else aten.div.Tensor(total, count(loss, dims))
+    return total if reduction == SUM else aten.div.Tensor(total, count(loss, dims))
 
 
 def of_known_sizes(function: Callable[..., Any]) -> Callable[..., Any]:

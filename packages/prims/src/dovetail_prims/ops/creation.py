@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import Sizes, hint_of
-from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, moving
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, composed, moving
 from dovetail_prims.ops.common import Number, aten, cast, contiguous, iota, where
 from dovetail_prims.ops.operands import number_dtype
 from dovetail_prims.shape_rules import factories as rules
@@ -284,6 +284,20 @@ def arange_of(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype, **opti
     return torch.arange(start, end, step, dtype=dtype, device=options.get("device"))
 
 
+def empty_permuted(
+    size: Sequence[int],
+    physical_layout: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    **options: Any,
+) -> Tensor:
+    """Dense in a given order of dimensions"""
+    base = aten.empty.memory_format([size[d] for d in physical_layout], dtype=dtype, device=device)
+    inverse = [list(physical_layout).index(d) for d in range(len(size))]
+    return aten.permute.default(base, inverse)
+
+
 _PRIMS, _CORE = Dialect.PRIMS, Dialect.CORE_ATEN
 _creation = partial(moving, kind=Kind.CREATION)
 
@@ -327,4 +341,5 @@ CARDS = (
               in_place=("default",)),
     _creation("triu", "0 below the diagonal", also("default", indexing.triangle, triu),
               in_place=("default",)),
+    composed("empty_permuted", None, empty_permuted, kind=Kind.CREATION),
 )  # fmt: skip

@@ -28,10 +28,9 @@ from dovetail_prims.ops.common import (
     wrap,
     zeros,
 )
+from dovetail_prims.ops.scatters import scatter_by_name, scatter_value_by_name
 from dovetail_prims.ops.views import slice_of
 from dovetail_prims.shape_rules import indexing as rules
-from dovetail_prims.shape_rules.rare import nonzero_static as nonzero_static_shape
-from dovetail_prims.shape_rules.usual_cases import index_add as index_add_shape
 
 Indices = Sequence[Tensor | None]
 
@@ -357,7 +356,8 @@ CARDS = (
              Form("src", _PRIMS, rules.scatter, scatter),
              Form("value", _CORE, rules.scatter, scatter_number, prims.scatter_number,
                   says="The number as a tensor"),
-             also("reduce", rules.scatter), also("value_reduce", rules.scatter),
+             also("reduce", rules.scatter, scatter_by_name),
+             also("value_reduce", rules.scatter, scatter_value_by_name),
              in_place=("src", "value", "reduce", "value_reduce"), meaning=prims.scatter_src_of),
     indexing("scatter_add", "elements at an index along a dimension added to",
              Form("default", _PRIMS, rules.scatter, scatter_add), in_place=("default",),
@@ -370,14 +370,14 @@ CARDS = (
     _written("as_strided", "what strides see replaced", torch.as_strided),
     _written("diagonal", "a diagonal replaced", torch.diagonal),
     indexing("scatter_reduce", "elements combined with those at an index",
-             Form("two", _PRIMS, rules.scatter, scatter_reduce, of_complex=True),
-             in_place=("two",), kind=Kind.LIBRARY),
+             Form("two", _PRIMS, rules.scatter, scatter_reduce, of_complex=True), in_place=("two",),
+             kind=Kind.LIBRARY),
     indexing("index_reduce", "slices combined with others",
              Form("default", _PRIMS, None, index_reduce, of_complex=True), kind=Kind.LIBRARY),
     indexing("nonzero_static", "places of what is not 0",
-             also("default", nonzero_static_shape, nonzero_static)),
+             also("default", rules.nonzero_static, nonzero_static)),
     indexing("index_select", "chosen slices", also("default", rules.index_select, index_select)),
-    indexing("index_add", "slices added", also("default", index_add_shape, index_add),
+    indexing("index_add", "slices added", also("default", rules.index_add, index_add),
              in_place=("default",)),
     indexing("index_copy", "slices written", also("default", None, index_copy),
              in_place=("default",)),
@@ -387,8 +387,7 @@ CARDS = (
              in_place=("default",)),
     indexing("_unsafe_index_put", "index_put", also("default", rules.like_clone, unsafe_index_put)),
     indexing("_unsafe_index", "index", also("Tensor", rules.index, unsafe_index)),
-    indexing("_unsafe_masked_index", "index under a mask",
-             also("default", None, unsafe_masked_index)),
+    indexing("_unsafe_masked_index", "index, masked", also("default", None, unsafe_masked_index)),
     indexing("_unsafe_masked_index_put_accumulate", "index_put under a mask",
              also("default", None, unsafe_masked_index_put_accumulate)),
     indexing("take", "elements by their places", also("default", None, take)),

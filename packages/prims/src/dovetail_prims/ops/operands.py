@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import FakeTensor, Sizes, hint_of, make
 from dovetail_prims.ops.common import (
     Number,
     aten,
@@ -18,6 +19,7 @@ from dovetail_prims.ops.common import (
     lookup,
     promote_types,
 )
+from dovetail_prims.shape_rules.layout import equal_sizes, has_zero, pointwise_layout, same_strides
 
 Operand = Tensor | Number
 
@@ -140,3 +142,44 @@ def ordered_where(condition: Tensor, self: Tensor, other: Tensor) -> Any:
         return NotImplemented
     device = common_device(*operands)
     return aten.where.self(*(in_order(x, d, shape, device) for x, d in pairs))
+
+
+# --- layouts --------------------------------------------------------------------------------------
+
+
+def laid_out_by(result: Tensor, *operands: Tensor) -> Tensor:
+    """`result`, laid out as eager lays out what its iterator computes from `operands`."""
+    return relaid(result, pointwise_layout([as_fake(x) for x in operands], False)[1])
+
+
+def _layout_of(x: Tensor) -> tuple[Sizes, Sizes]:
+    if isinstance(x, FakeTensor):
+        return x._sizes, x._strides
+    return tuple(x.shape), x.stride()
+
+
+def as_fake(x: Tensor) -> FakeTensor:
+    """A fake with the sizes and strides of `x`."""
+    return x if isinstance(x, FakeTensor) else make(*_layout_of(x), x.dtype, x.device)
+
+
+def lies_like(x: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same sizes and strides."""
+    if x is other:
+        return True
+    (sizes, strides), (other_sizes, other_strides) = _layout_of(x), _layout_of(other)
+    return equal_sizes(sizes, other_sizes) and same_strides(strides, other_strides)
+
+
+def relaid(x: Tensor, strides: Sizes) -> Tensor:
+    """`x` with the strides of a dense tensor; itself if it has them."""
+    sizes, own = _layout_of(x)
+    if has_zero(sizes) or len(strides) != len(own):
+        return x
+    some = [d for d, n in enumerate(sizes) if type(n) is not int or n != 1]
+    if same_strides(tuple(own[d] for d in some), tuple(strides[d] for d in some)):
+        return x
+    order = sorted(range(len(own)), key=lambda d: (-hint_of(strides[d]), d))
+    moved = aten.permute.default(x, order)
+    dense = aten.clone.default(moved, memory_format=torch.contiguous_format)
+    return aten.permute.default(dense, [order.index(d) for d in range(len(order))])

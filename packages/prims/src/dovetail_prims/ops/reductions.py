@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops import reductions_in_prims as prims
-from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, reduction
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, composed, reduction
 from dovetail_prims.ops.common import (
     Number,
     aten,
@@ -26,8 +26,9 @@ from dovetail_prims.ops.common import (
     wide,
 )
 from dovetail_prims.shape_rules import reductions as rules
-from dovetail_prims.shape_rules.rare import dist as dist_shape
-from dovetail_prims.shape_rules.usual_cases import count_nonzero as count_nonzero_shape
+from dovetail_prims.shape_rules.layout import fresh
+from dovetail_prims.shape_rules.pointwise import binary
+from dovetail_prims.shape_rules.reductions import reduced_sizes
 
 Dims = int | Sequence[int] | None
 
@@ -220,6 +221,48 @@ def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
         raise RuntimeError("only tensors with up to 64 dims are supported")
 
 
+def histogram(x: FakeTensor, bins: Any = 100, **options: Any) -> tuple[FakeTensor, FakeTensor]:
+    """Counts and bin edges, for a number of bins or for given edges."""
+    if isinstance(bins, FakeTensor):
+        return (
+            fresh((bins._sizes[0] - 1,), x._dtype, x._device),
+            fresh(bins._sizes, x._dtype, x._device),
+        )
+    return fresh((bins,), x._dtype, x._device), fresh((bins + 1,), x._dtype, x._device)
+
+
+def truth_of_all(x: FakeTensor) -> FakeTensor:
+    """Whether all elements, or any, are true."""
+    if x._dtype is not torch.bool:
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh((), torch.bool, x._device)
+
+
+def dist_shape(a: FakeTensor, b: FakeTensor, p: Any = 2) -> FakeTensor:
+    """A norm of a difference."""
+    difference = binary(a, b)
+    dtype = difference._dtype
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh((), dtype.to_real() if dtype.is_complex else dtype, difference._device)
+
+
+def count_nonzero_shape(x: FakeTensor, dim: int | Sequence[int] | None = None) -> FakeTensor:
+    """`count_nonzero`, along some dimensions or of all elements."""
+    dims = list(range(len(x._sizes))) if dim is None else dim
+    return fresh(reduced_sizes(x._sizes, dims, False), torch.int64, x._device)
+
+
+def is_all_true(self: Tensor) -> Tensor:
+    """All of it"""
+    return aten.all.default(self)
+
+
+def is_any_true(self: Tensor) -> Tensor:
+    """Any of it"""
+    return aten.any.default(self)
+
+
 _PRIMS, _ATEN = Dialect.PRIMS, Dialect.ATEN
 
 
@@ -299,4 +342,7 @@ CARDS = (
               also("dim_IntList", count_nonzero_shape, count_nonzero_dims)),
     reduction("trace", "sum of the diagonal",
               Form("default", _ATEN, None, trace, of_complex=True)),
+    composed("_is_all_true", truth_of_all, is_all_true),
+    composed("_is_any_true", truth_of_all, is_any_true),
+    composed("histogram", histogram, None, also("bins_tensor", histogram), overload="bin_ct"),
 )  # fmt: skip

@@ -17,6 +17,7 @@ from dovetail_prims.shape_rules.cpu_kernels import angle as angle_shape
 from dovetail_prims.shape_rules.cpu_kernels import of_cpu
 from dovetail_prims.shape_rules.pointwise import (
     bool_result,
+    float_function,
     float_result,
     itself,
     itself_if_real,
@@ -24,7 +25,6 @@ from dovetail_prims.shape_rules.pointwise import (
     real_result,
     same_dtype,
 )
-from dovetail_prims.shape_rules.usual_cases import float_function
 
 # --- what PRIMS expresses by others ---------------------------------------------------------------
 

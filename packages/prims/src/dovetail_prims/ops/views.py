@@ -22,11 +22,11 @@ from dovetail_prims.ops.common import (
 )
 from dovetail_prims.shape_rules import copies, indexing, parts
 from dovetail_prims.shape_rules import views as rules
-from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.cpu_kernels import in_format, of_cpu
+from dovetail_prims.shape_rules.cpu_kernels import pixel_unshuffle as pixel_unshuffle_shape
 from dovetail_prims.shape_rules.cpu_kernels import roll as roll_shape
 from dovetail_prims.shape_rules.data_bounds import known_truth
-from dovetail_prims.shape_rules.rare import pixel_unshuffle as pixel_unshuffle_shape
-from dovetail_prims.shape_rules.usual_cases import block_diagonal as block_diagonal_shape
+from dovetail_prims.shape_rules.indexing import block_diagonal as block_diagonal_shape
 
 _ROW_MAJOR = torch.contiguous_format
 
@@ -371,10 +371,12 @@ CARDS = (
     moved("repeat", "tiled", also("default", indexing.repeat, repeat)),
     moved("roll", "shifted round", also("default", of_cpu(roll_shape), roll)),
     moved("rot90", "quarter turns", also("default", None, rot90)),
-    moved("pixel_shuffle", "channels as pixels", also("default", None, pixel_shuffle)),
+    moved("pixel_shuffle", "channels as pixels",
+          also("default", in_format("pixel_shuffle"), pixel_shuffle)),
     moved("pixel_unshuffle", "pixels as channels",
           also("default", pixel_unshuffle_shape, pixel_unshuffle)),
-    moved("channel_shuffle", "channels dealt out", also("default", None, channel_shuffle)),
+    moved("channel_shuffle", "channels dealt out",
+          also("default", in_format("channel_shuffle"), channel_shuffle)),
     moved("_conj", "the conjugate", also("default", None, conj)),
     moved("_neg_view", "the negative", also("default", None, neg_view)),
     moved("narrow_copy", "a copy of a piece", also("default", None, narrow_copy)),

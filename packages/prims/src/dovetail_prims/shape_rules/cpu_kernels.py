@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from dovetail_prims.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.copies import clone
 from dovetail_prims.shape_rules.data_bounds import known_truth
@@ -17,10 +20,10 @@ from dovetail_prims.shape_rules.layout import (
     is_channels_last,
     is_contiguous,
     settled,
+    suggests_channels_last,
     wrap_dim,
 )
 from dovetail_prims.shape_rules.parts import slice_
-from dovetail_prims.shape_rules.pointwise import binary, same_dtype
 
 
 def of_cpu(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,21 +35,17 @@ def of_cpu(rule: Callable[..., Any]) -> Callable[..., Any]:
     return on_cpu
 
 
-def log_sigmoid(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
-    """`log_sigmoid_forward` and its buffer: row-major."""
-    return fresh(x._sizes, x._dtype, x._device), fresh(x._sizes, x._dtype, x._device)
+def in_format(name: str) -> Callable[..., Any]:
+    """The rule of an op whose kernel for the CPU keeps channels-last, of which its meta kernel does
+    not know."""
 
+    def rule(x: FakeTensor, *args: Any) -> Any:
+        found = run_on_meta(getattr(torch.ops.aten, name).default, (x, *args), {})
+        if x._device.type != "cpu" or len(x._sizes) < 4 or not suggests_channels_last(x):
+            return found
+        return make(found._sizes, channels_last(found._sizes), x._dtype, x._device)
 
-def rrelu(x: FakeTensor, noise: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
-    """`rrelu_with_noise`: row-major."""
-    return fresh(x._sizes, x._dtype, x._device)
-
-
-def rrelu_and_noise(
-    x: FakeTensor, noise: FakeTensor, *rest: Any, **options: Any
-) -> tuple[FakeTensor, FakeTensor]:
-    """Its functional form, which gives the noise, too: laid as what it is of."""
-    return same_dtype(x), clone(noise)
+    return rule
 
 
 def angle(x: FakeTensor) -> FakeTensor:
@@ -89,14 +88,21 @@ def _laid(joined: FakeTensor, sizes: Sizes) -> FakeTensor:
     return fresh(sizes, joined._dtype, joined._device)
 
 
-def dropout_backward(grad: FakeTensor, mask: FakeTensor, scale: Any) -> FakeTensor:
-    """`native_dropout_backward`: a product."""
-    return binary(binary(grad, mask), scale)
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    return {
-        "rrelu_with_noise.default": of_cpu(rrelu),
-        "rrelu_with_noise_functional.default": of_cpu(rrelu_and_noise),
-    }
+def pixel_unshuffle(x: FakeTensor, factor: int) -> FakeTensor:
+    """Squares of pixels as channels; the kernel for the CPU keeps channels-last."""
+    if len(x._sizes) < 3 or factor < 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    *batch, channels, height, width = x._sizes
+    if height % factor != 0 or width % factor != 0:
+        if not has_zero(x._sizes):
+            return NotImplemented  # type: ignore[no-any-return]
+        raise RuntimeError(  # (PyTorch's own rule lets tensors without elements pass)
+            f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but "
+            f"{height} and {width} are not divisible by {factor}"
+        )
+    if x._device.type == "cpu" and has_zero(x._sizes):
+        return clone(x)
+    sizes = (*batch, channels * factor**2, height // factor, width // factor)
+    if x._device.type == "cpu" and len(sizes) == 4 and suggests_channels_last(x):
+        return make(sizes, channels_last(sizes), x._dtype, x._device)
+    return fresh(sizes, x._dtype, x._device)

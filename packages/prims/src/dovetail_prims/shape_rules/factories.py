@@ -10,7 +10,6 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.layout import (
-    broadcast,
     channels_last,
     contiguous,
     empty_like_strides,
@@ -59,22 +58,6 @@ def empty(
     return make(
         sizes, _strides(sizes, memory_format), dtype or torch.get_default_dtype(), device_of(device)
     )
-
-
-def with_generator(size: Sequence[Size], generator: Any = None, **options: Any) -> Any:
-    """The `.generator` overloads."""
-    return empty(size, **options)
-
-
-def randint(*args: Any, **options: Any) -> Any:
-    """`randint`: [low,] high, size."""
-    size = next(a for a in args if isinstance(a, (list, tuple)))
-    return empty(size, **{**options, "dtype": options.get("dtype") or torch.int64})
-
-
-def randperm(n: Size, **options: Any) -> Any:
-    """A random permutation."""
-    return empty((n,), **{**options, "dtype": options.get("dtype") or torch.int64})
 
 
 def empty_strided(
@@ -200,30 +183,6 @@ def new_empty_strided(
     return make(tuple(size), tuple(stride), dtype or x._dtype, place)
 
 
-def bernoulli(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
-    """`bernoulli`: a sample for each element, contiguous."""
-    return fresh(x._sizes, x._dtype, x._device)
-
-
-def sample_like(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
-    """`normal_functional` ...: a clone that is overwritten."""
-    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
-
-
-def normal(mean: Any, std: Any = 1.0, *rest: Any, **options: Any) -> FakeTensor:
-    """`normal` of tensors: a sample for each pair, contiguous."""
-    tensors = [x for x in (mean, std) if isinstance(x, FakeTensor)]
-    sizes = broadcast([x._sizes for x in tensors])
-    return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
-
-
-def normal_of_numbers(
-    mean: float, std: float, size: Sequence[Size], *, generator: Any = None, **options: Any
-) -> Any:
-    """`normal` of two numbers."""
-    return empty(size, **options) if std >= 0 else NotImplemented
-
-
 def window(
     window_length: Size, *rest: Any, dtype: torch.dtype | None = None, **options: Any
 ) -> Any:
@@ -240,42 +199,12 @@ _WINDOWS = {
 }  # fmt: skip
 
 
-def in_place(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
-    """A sampler that overwrites its argument."""
-    return x
-
-
 def rules() -> dict[str, Callable[..., Any]]:
     """The table of this family."""
     table: dict[str, Callable[..., Any]] = {
         "rand.default": empty,
         "randn.default": empty,
-        "rand.generator": with_generator,
-        "randn.generator": with_generator,
-        "randint.default": randint,
-        "randint.low": randint,
-        "randperm.default": randperm,
-        "bernoulli.default": bernoulli,
-        "bernoulli.p": bernoulli,
-        "normal_functional.default": sample_like,
-        "normal.Tensor_Tensor": normal,
-        "normal.Tensor_float": normal,
-        "normal.float_Tensor": normal,
-        "normal.float_float": normal_of_numbers,
-        "uniform.default": sample_like,
-        "exponential.default": sample_like,
-        "bernoulli_.float": in_place,
-        "bernoulli_.Tensor": in_place,
-        "uniform_.default": in_place,
-        "normal_.default": in_place,
-        "random_.default": in_place,
-        "random_.from": in_place,
-        "random_.to": in_place,
-        "exponential_.default": in_place,
     }
-    for name in ("rand", "randn", "randint"):
-        table[f"{name}_like.default"] = like
-    table["randint_like.low_dtype"] = like
     for name, overloads in _WINDOWS.items():
         for overload in ("default", "periodic", *overloads):
             table[f"{name}.{overload}"] = window

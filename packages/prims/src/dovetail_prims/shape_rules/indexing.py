@@ -9,6 +9,8 @@ import torch
 
 from dovetail_prims.data_sizes import new_size
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
+from dovetail_prims.ops.embeddings import embedding_backward
+from dovetail_prims.ops.losses import of_one_kind
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
@@ -41,13 +43,6 @@ def embedding(
             f"Long, Int; but got {indices._dtype} instead"
         )
     return fresh((*indices._sizes, weight._sizes[1]), weight._dtype, weight._device)
-
-
-def embedding_backward(
-    grad: FakeTensor, indices: FakeTensor, num_weights: Size, *rest: Any
-) -> FakeTensor:
-    """`embedding_dense_backward`: the gradient of the table."""
-    return fresh((num_weights, grad._sizes[-1]), grad._dtype, grad._device)
 
 
 def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
@@ -312,6 +307,42 @@ def triangle(x: FakeTensor, diagonal: int = 0) -> FakeTensor:
 def zeros_of_size(grad: FakeTensor, input_sizes: Sequence[Size], *rest: Any) -> FakeTensor:
     """Backward of a view: zeros with the gradient in its place (`slice_backward` ...)."""
     return fresh(tuple(input_sizes), grad._dtype, grad._device)
+
+
+def nonzero_static(x: FakeTensor, *, size: Size, fill_value: int = -1) -> FakeTensor:
+    """Positions of what is not zero, as many as asked for."""
+    return fresh((size, len(x._sizes)), torch.int64, x._device)
+
+
+def index_add(
+    x: FakeTensor, dim: int, index: FakeTensor, source: FakeTensor, *, alpha: Any = 1
+) -> FakeTensor:
+    """Rows added to those that an index names."""
+    if not of_one_kind(x, source) or not is_canonical(x) or len(index._sizes) != 1:
+        return NotImplemented  # type: ignore[no-any-return]
+    if (
+        not x._sizes
+        or len(x._sizes) != len(source._sizes)
+        or index._dtype not in (torch.int32, torch.int64)
+    ):
+        return NotImplemented  # type: ignore[no-any-return]
+    dim = wrap_dim(dim, len(x._sizes))
+    wanted = (*x._sizes[:dim], index._sizes[0], *x._sizes[dim + 1 :])
+    if not equal_sizes(source._sizes, wanted) or index._device != x._device:
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def block_diagonal(tensors: Sequence[FakeTensor]) -> FakeTensor:
+    """`block_diag` of matrices."""
+    fits = tensors and all(len(t._sizes) == 2 for t in tensors) and of_one_kind(*tensors)
+    if not fits:
+        return NotImplemented  # type: ignore[no-any-return]
+    rows: Size = 0
+    columns: Size = 0
+    for t in tensors:
+        rows, columns = rows + t._sizes[0], columns + t._sizes[1]
+    return fresh((rows, columns), tensors[0]._dtype, tensors[0]._device)
 
 
 def rules() -> dict[str, Callable[..., Any]]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, make
-from dovetail_prims.node_error import Refusal
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     empty_like_strides,
@@ -202,24 +200,6 @@ def elu_backward(
     return backward_two(grad, saved)
 
 
-def masked_fill(x: FakeTensor, mask: FakeTensor, value: Any) -> FakeTensor:
-    """`masked_fill`: always contiguous."""
-    sizes = x._sizes if equal_sizes(x._sizes, mask._sizes) else broadcast((x._sizes, mask._sizes))
-    return fresh(sizes, x._dtype, x._device)
-
-
-def copy(x: FakeTensor, src: Any, non_blocking: bool = False) -> FakeTensor:
-    """The functional `copy`: a new tensor that lies in a copy of the memory of `x` as `x` does; but
-    laid out as a clone where elements of `x` are one."""
-    sizes = [n if type(n) is int else 2 for n in x._sizes]
-    repeats = any(
-        n > 1 and type(s) is int and s == 0 for n, s in zip(sizes, x._strides, strict=True)
-    )
-    if repeats and 0 not in sizes:
-        return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
-    return make(x._sizes, x._strides, x._dtype, x._device, x._offset)
-
-
 def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     """A pointwise op that writes to its first argument; the operands must broadcast to it."""
     if x._canonical is not True:
@@ -234,15 +214,6 @@ def in_place(x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     return x
 
 
-def _zeroed(x: FakeTensor) -> FakeTensor:
-    """`zero_`, which eager does to elements that lie on each other, too: no graph holds that."""
-    try:
-        in_place(x)
-    except RuntimeError as error:
-        raise Refusal(str(error)) from error
-    return x
-
-
 def _check_no_overlap(x: FakeTensor) -> None:
     for size, stride in zip(x._sizes, x._strides, strict=True):
         if type(stride) is int and stride == 0 and size > 1 and not has_zero(x._sizes):
@@ -252,14 +223,8 @@ def _check_no_overlap(x: FakeTensor) -> None:
             )
 
 
-def rules() -> dict[str, Callable[..., Any]]:
-    """Of fills and copies. (Those of other pointwise operators stand on their cards.)"""
-    table: dict[str, Callable[..., Any]] = {"zero_.default": _zeroed}
-    for overload in ("default", "Scalar", "Tensor"):
-        table[f"fill.{overload}"] = like_operand
-        table[f"fill_.{overload}"] = in_place
-    table["masked_fill.Scalar"] = table["masked_fill.Tensor"] = masked_fill
-    table["masked_fill_.Scalar"] = table["masked_fill_.Tensor"] = in_place
-    table["copy.default"] = copy
-    table["copy_.default"] = in_place
-    return table
+def float_function(x: FakeTensor) -> FakeTensor:
+    """A function of real numbers; whole numbers are promoted."""
+    if x._dtype.is_complex:
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((x,), as_float(x._dtype))

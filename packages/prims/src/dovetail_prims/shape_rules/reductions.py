@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
-from dovetail_prims.shape_rules.data_bounds import stated
-from dovetail_prims.shape_rules.layout import empty_like_strides, fresh, insisted, wrap_dim
-from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float
+from dovetail_prims.fake_tensor import FakeTensor, Sizes
+from dovetail_prims.shape_rules.layout import fresh, insisted, wrap_dim
+from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING
 
 
 def reduced_sizes(sizes: Sizes, dims: int | Sequence[int] | None, keepdim: bool) -> Sizes:
@@ -169,31 +168,7 @@ def norm_scalar_dim(x: FakeTensor, p: Any, dim: Any, keepdim: bool = False) -> F
     return norm(x, 2, dim, keepdim)
 
 
-def logsumexp(x: FakeTensor, dim: Any, keepdim: bool = False) -> FakeTensor:
-    """`logsumexp`."""
-    return fresh(reduced_sizes(x._sizes, dim, keepdim), as_float(x._dtype), x._device)
-
-
 # --- shape kept -----------------------------------------------------------------------------------
-
-
-def softmax(x: FakeTensor, dim: int, half_to_float: bool) -> FakeTensor:
-    """`_softmax`, `_log_softmax`: contiguous, whatever the input's strides."""
-    wrap_dim(dim, len(x._sizes))
-    return fresh(x._sizes, torch.float32 if half_to_float else x._dtype, x._device)
-
-
-def safe_softmax(x: FakeTensor, dim: int, dtype: Any = None) -> FakeTensor:
-    """`_safe_softmax`: rows that are wholly masked give zeros."""
-    wrap_dim(dim, len(x._sizes))
-    return fresh(x._sizes, dtype or x._dtype, x._device)
-
-
-def softmax_backward(
-    grad: FakeTensor, output: FakeTensor, dim: int, input_dtype: torch.dtype
-) -> FakeTensor:
-    """Backward of both."""
-    return fresh(grad._sizes, input_dtype, grad._device)
 
 
 def cumulative(x: FakeTensor, dim: int, *, dtype: Any = None) -> FakeTensor:
@@ -202,59 +177,8 @@ def cumulative(x: FakeTensor, dim: int, *, dtype: Any = None) -> FakeTensor:
     return fresh(x._sizes, _sum_dtype(x, dtype), x._device)
 
 
-def cumulative_with_index(x: FakeTensor, dim: int) -> tuple[FakeTensor, FakeTensor]:
-    """`cummax`, `cummin`."""
-    return fresh(x._sizes, x._dtype, x._device), fresh(x._sizes, torch.int64, x._device)
-
-
-def _sorted(x: FakeTensor) -> tuple[FakeTensor, FakeTensor]:
-    strides = empty_like_strides(x)
-    return (
-        make(x._sizes, strides, x._dtype, x._device),
-        make(x._sizes, strides, torch.int64, x._device),
-    )
-
-
-def sort(x: FakeTensor, dim: int = -1, descending: bool = False) -> tuple[FakeTensor, FakeTensor]:
-    """`sort`: values and indices, laid out as the input."""
-    wrap_dim(dim, len(x._sizes))
-    return _sorted(x)
-
-
-def sort_stable(
-    x: FakeTensor, *, stable: Any = None, dim: int = -1, descending: bool = False
-) -> tuple[FakeTensor, FakeTensor]:
-    """`sort.stable`."""
-    return sort(x, dim)
-
-
-def topk(
-    x: FakeTensor, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[FakeTensor, FakeTensor]:
-    """The k largest (or smallest) along a dimension."""
-    rank = len(x._sizes)
-    d = wrap_dim(dim, rank)
-    if rank:
-        refusal = "selected index k out of range"
-        if not (stated(k >= 0, refusal) and stated(k <= x._sizes[d], refusal)):
-            raise RuntimeError(refusal)
-    sizes = (*x._sizes[:d], k, *x._sizes[d + 1 :]) if rank else ()
-    return fresh(sizes, x._dtype, x._device), fresh(sizes, torch.int64, x._device)
-
-
 def rules() -> dict[str, Callable[..., Any]]:
     """Of softmax, sorting and the like. (Those of reductions stand on their cards.)"""
     return {
-        "logsumexp.default": logsumexp,
-        "_softmax.default": softmax,
-        "_log_softmax.default": softmax,
-        "_safe_softmax.default": safe_softmax,
-        "_softmax_backward_data.default": softmax_backward,
-        "_log_softmax_backward_data.default": softmax_backward,
-        "cummax.default": cumulative_with_index,
-        "cummin.default": cumulative_with_index,
         "hash_tensor.default": hash_tensor,
-        "sort.default": sort,
-        "sort.stable": sort_stable,
-        "topk.default": topk,
     }

@@ -15,27 +15,14 @@ from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.ops import catalog
 from dovetail_prims.shape_rules import (
     argument_checks,
-    attention,
-    convolution,
     copies,
-    cpu_kernels,
-    data_dependent,
     dtype_checks,
     factories,
-    fake_quantization,
     indexing,
-    linear_algebra,
     lists,
-    matmul,
-    norms,
     out_layouts,
     overlap_checks,
-    pointwise,
-    rare,
     reductions,
-    resizing,
-    spectral,
-    usual_cases,
     views,
 )
 from dovetail_prims.shape_rules.argument_checks import index_requirements, layer_requirements
@@ -69,24 +56,11 @@ def default_rules() -> RuleTable:
     """All our rules, by op name (`aten.add.Tensor`)."""
     tables = (
         catalog.shape_rules,
-        pointwise.rules,
         views.rules,
         copies.rules,
-        matmul.rules,
         reductions.rules,
-        norms.rules,
-        attention.rules,
-        convolution.rules,
-        resizing.rules,
         indexing.rules,
         factories.rules,
-        linear_algebra.rules,
-        spectral.rules,
-        fake_quantization.rules,
-        rare.rules,
-        usual_cases.rules,
-        cpu_kernels.rules,
-        data_dependent.rules,
         fake_queries.rules,
     )
     by_name: dict[str, ShapeRule] = {}

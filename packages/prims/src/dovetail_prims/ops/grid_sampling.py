@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.ops.card import composed
 from dovetail_prims.ops.common import (
-    Family,
     along,
     aten,
     cast,
@@ -21,11 +23,47 @@ from dovetail_prims.ops.common import (
     where,
     wide,
     zeros,
-)  # fmt: skip
+)
+from dovetail_prims.ops.taps import cubic_slopes, cubic_weights
+from dovetail_prims.shape_rules.layout import equal_sizes, fresh, insisted
 
-from .upsampling import cubic_slopes, cubic_weights
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+_CUBIC = 2
+
+
+def grid_sample(x: FakeTensor, grid: FakeTensor, interpolation: int = 0, *rest: Any) -> FakeTensor:
+    """Samples of an image at the places of a grid."""
+    sizes = (*x._sizes[:2], *grid._sizes[1:-1])
+    if len(sizes) != len(x._sizes) or x._dtype is not grid._dtype or x._device != grid._device:
+        return NotImplemented  # type: ignore[no-any-return]
+    cubic_volume = interpolation == _CUBIC and len(sizes) != 4
+    if not equal_sizes((grid._sizes[-1],), (len(sizes) - 2,)) or cubic_volume:
+        return NotImplemented  # type: ignore[no-any-return]
+    if not insisted(x._sizes[0] == grid._sizes[0]):
+        raise RuntimeError("grid_sampler(): expected grid and input to have same batch size")
+    for size in x._sizes[2:]:
+        if not insisted(size > 0):
+            raise RuntimeError(f"grid_sampler(): empty spatial dimensions: {x._sizes}")
+    return fresh(sizes, x._dtype, x._device)
+
+
+def cudnn_grid_sample(x: FakeTensor, grid: FakeTensor) -> FakeTensor:
+    """The same in cuDNN, for which PyTorch has no meta kernel."""
+    found = grid_sample(x, grid)
+    if found is not NotImplemented:
+        return found
+    if x._sizes[0] != grid._sizes[0]:
+        raise RuntimeError("grid_sampler(): expected grid and input to have same batch size")
+    return fresh((*x._sizes[:2], *grid._sizes[1:-1]), x._dtype, x._device)
+
+
+# --- decompositions -------------------------------------------------------------------------------
+
 
 LINEAR, NEAREST, CUBIC = 0, 1, 2
+
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 
 
@@ -211,11 +249,13 @@ def cudnn_grid_sampler_backward(
     return grid_sampler_backward(grad_output, self, grid, LINEAR, ZEROS, True, [True, True])
 
 
-TABLE: Family = {
-    "grid_sampler_2d.default": of_known_sizes(grid_sampler),
-    "grid_sampler_3d.default": of_known_sizes(grid_sampler),
-    "grid_sampler_2d_backward.default": of_known_sizes(grid_sampler_backward),
-    "grid_sampler_3d_backward.default": of_known_sizes(grid_sampler_backward),
-    "cudnn_grid_sampler.default": of_known_sizes(cudnn_grid_sampler),
-    "cudnn_grid_sampler_backward.default": of_known_sizes(cudnn_grid_sampler_backward),
-}
+# --- cards --------------------------------------------------------------------------------------
+
+CARDS = (
+    composed("grid_sampler_2d", grid_sample, of_known_sizes(grid_sampler)),
+    composed("grid_sampler_3d", grid_sample, of_known_sizes(grid_sampler)),
+    composed("cudnn_grid_sampler", cudnn_grid_sample, of_known_sizes(cudnn_grid_sampler)),
+    composed("grid_sampler_2d_backward", None, of_known_sizes(grid_sampler_backward)),
+    composed("grid_sampler_3d_backward", None, of_known_sizes(grid_sampler_backward)),
+    composed("cudnn_grid_sampler_backward", None, of_known_sizes(cudnn_grid_sampler_backward)),
+)

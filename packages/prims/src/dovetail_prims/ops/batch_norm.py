@@ -1,18 +1,15 @@
-"""Batch normalisation in ATen's several spellings, and its backward.
-
-The spellings that mutate running statistics do so by `copy_`; the functional ones return the new
-values. Statistics are per channel (dimension 1).
-"""
+"""Batch normalisation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import FakeTensor, Sizes, make
+from dovetail_prims.ops.card import also, composed
 from dovetail_prims.ops.common import (
-    Family,
     along,
     aten,
     cast,
@@ -22,8 +19,107 @@ from dovetail_prims.ops.common import (
     suggested_format,
     wide,
 )
+from dovetail_prims.ops.norms import (
+    affine,
+    check_mixed,
+    like_contiguous,
+    like_suggested,
+    saved_dtype,
+    statistics_dtype,
+)
+from dovetail_prims.shape_rules.layout import (
+    channels_last,
+    empty_like_strides,
+    fresh,
+    is_channels_last,
+    is_contiguous,
+)
+from dovetail_prims.shape_rules.promotion import REDUCED
 
-from .normalisation import _affine, saved_dtype
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def batch_norm_shape(
+    x: FakeTensor,
+    weight: FakeTensor | None,
+    bias: FakeTensor | None,
+    running_mean: FakeTensor | None,
+    running_var: FakeTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    """`native_batch_norm` and the `_native_batch_norm_legit` forms with statistics."""
+    check_mixed(x, weight, bias, running_mean, running_var)
+    # Data that can be read as contiguous is.
+    if x._device.type != "cpu":
+        out = make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    elif is_contiguous(x._sizes, x._strides):
+        out = like_contiguous(x)
+    elif is_channels_last(x._sizes, x._strides):
+        out = make(x._sizes, channels_last(x._sizes), x._dtype, x._device)
+    else:
+        out = like_suggested(x)
+    saved: Sizes = (x._sizes[1],) if training or x._device.type != "cpu" else (0,)
+    dtype = x._dtype
+    if dtype in REDUCED:
+        if x._device.type != "cpu":
+            dtype = torch.float32
+        else:
+            dtype = statistics_dtype(x, weight, bias, running_mean)
+    return out, fresh(saved, dtype, x._device), fresh(saved, dtype, x._device)
+
+
+def batch_norm_no_stats_shape(
+    x: FakeTensor,
+    weight: FakeTensor | None,
+    bias: FakeTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
+    """`_native_batch_norm_legit.no_stats`."""
+    return batch_norm_shape(x, weight, bias, None, None, training, momentum, eps)
+
+
+def batch_norm_with_update_shape(
+    x: FakeTensor,
+    weight: FakeTensor | None,
+    bias: FakeTensor | None,
+    running_mean: FakeTensor,
+    running_var: FakeTensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """`_batch_norm_with_update`; on a CPU nothing is reserved for the backward."""
+    if x._device.type != "cpu":
+        return NotImplemented
+    found = batch_norm_shape(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *found, fresh((0,), torch.uint8, x._device)
+
+
+def cudnn_batch_norm_shape(
+    x: FakeTensor,
+    weight: FakeTensor,
+    bias: FakeTensor | None,
+    running_mean: FakeTensor | None,
+    running_var: FakeTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
+    """`cudnn_batch_norm`. The reserve's size is cuDNN's secret; it only passes to the backward."""
+    saved: Sizes = (x._sizes[1],) if training else (0,)
+    return (
+        like_suggested(x),
+        fresh(saved, weight._dtype, x._device),
+        fresh(saved, weight._dtype, x._device),
+        fresh((0,), torch.uint8, x._device),
+    )
+
+
+# --- decompositions -------------------------------------------------------------------------------
+
 
 Norm = tuple[Tensor, Tensor, Tensor]
 
@@ -35,7 +131,7 @@ def _blend(running: Tensor, new: Tensor, momentum: float) -> Tensor:
     return cast(aten.add.Tensor(kept, aten.mul.Tensor(new, momentum)), running.dtype)
 
 
-def _laid_out(out: Tensor, input: Tensor) -> Tensor:
+def in_format(out: Tensor, input: Tensor) -> Tensor:
     """On a CPU: row-major where the input can be read so, else channels_last where it can be read
     so or has such strides, else row-major"""
     if input.device.type != "cpu":
@@ -66,7 +162,7 @@ def _train(
     normal = aten.mul.Tensor(aten.sub.Tensor(x, mean), rstd)
     w = None if weight is None else along(weight, 1, rank)
     b = None if bias is None else along(bias, 1, rank)
-    out = _laid_out(cast(_affine(normal, w, b), input.dtype), input)
+    out = in_format(cast(affine(normal, w, b), input.dtype), input)
     mean, var, rstd = (aten.squeeze.dims(s, dims) for s in (mean, var, rstd))
     new_mean = new_var = None
     if running_mean is not None:
@@ -105,7 +201,7 @@ def _evaluate(
     kept = saved_dtype(input, weight, bias, running_mean)
     nothing = aten.full.default([0], 0, dtype=kept, device=input.device)
     return (
-        _laid_out(cast(out, input.dtype), input),
+        in_format(cast(out, input.dtype), input),
         nothing,
         aten.full.default([0], 0, dtype=kept, device=input.device),
     )
@@ -256,102 +352,20 @@ def cudnn_batch_norm(
     return *norm, _reserve(input)
 
 
-def native_batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_invstd: Tensor | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients to input, weight and bias"""
-    g, x = wide(grad_out), wide(input)
-    rank = x.dim()
-    dims = [0, *range(2, rank)]
-    if train:
-        assert save_mean is not None and save_invstd is not None
-        mean, rstd = (cast(along(s, 1, rank), x.dtype) for s in (save_mean, save_invstd))
-    else:
-        assert running_mean is not None and running_var is not None
-        mean, var = (cast(along(s, 1, rank), x.dtype) for s in (running_mean, running_var))
-        rstd = aten.rsqrt.default(aten.add.Tensor(var, eps))
-    normal = aten.mul.Tensor(aten.sub.Tensor(x, mean), rstd)
-    dtype = saved_dtype(input, weight)
-    to_input: Tensor | None = None
-    # The weight is the same along what is summed: two sums serve all three gradients.
-    of_product = aten.sum.dim_IntList(aten.mul.Tensor(g, normal), dims, True)
-    of_gradient = aten.sum.dim_IntList(g, dims, True)
-    if output_mask[0]:
-        bent = g
-        if train:
-            number = count(x, dims)
-            bent = aten.sub.Tensor(bent, aten.div.Tensor(of_gradient, number))
-            along_normal = aten.mul.Tensor(normal, aten.div.Tensor(of_product, number))
-            bent = aten.sub.Tensor(bent, along_normal)
-        scale = rstd
-        if weight is not None:
-            scale = aten.mul.Tensor(rstd, cast(along(weight, 1, rank), x.dtype))
-        to_input = cast(aten.mul.Tensor(bent, scale), input.dtype)
-    to_weight, to_bias = (
-        cast(aten.squeeze.dims(total, dims), dtype) if wanted else None
-        for total, wanted in zip((of_product, of_gradient), output_mask[1:], strict=True)
-    )
-    return to_input, to_weight, to_bias
+# --- cards --------------------------------------------------------------------------------------
 
-
-def batch_norm_backward(
-    grad_out: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Tensor,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """As native_batch_norm_backward; `save_var` holds the reciprocal root there too"""
-    statistics = (running_mean, running_var, save_mean, save_var)
-    return native_batch_norm_backward(
-        grad_out, input, weight, *statistics, update, eps, output_mask
-    )
-
-
-def cudnn_batch_norm_backward(
-    input: Tensor,
-    grad_output: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_var: Tensor | None,
-    epsilon: float,
-    reserveSpace: Tensor,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """cuDNN's spelling: always by the batch's own statistics"""
-    statistics = (running_mean, running_var, save_mean, save_var)
-    return native_batch_norm_backward(
-        grad_output, input, weight, *statistics, True, epsilon, (True, True, True)
-    )
-
-
-TABLE: Family = {
-    "native_batch_norm.default": native_batch_norm,
-    "_native_batch_norm_legit.default": native_batch_norm,
-    "_native_batch_norm_legit.no_stats": native_batch_norm_no_stats,
-    "_native_batch_norm_legit_no_training.default": native_batch_norm_no_training,
-    "_native_batch_norm_legit_functional.default": native_batch_norm_functional,
-    "_batch_norm_with_update.default": batch_norm_with_update,
-    "_batch_norm_with_update_functional.default": batch_norm_with_update_functional,
-    "_batch_norm_no_update.default": batch_norm_no_update,
-    "cudnn_batch_norm.default": cudnn_batch_norm,
-    "native_batch_norm_backward.default": native_batch_norm_backward,
-    "batch_norm_backward.default": batch_norm_backward,
-    "cudnn_batch_norm_backward.default": cudnn_batch_norm_backward,
-}
+CARDS = (
+    composed("native_batch_norm", batch_norm_shape, native_batch_norm),
+    composed(
+        "_native_batch_norm_legit",
+        batch_norm_shape,
+        native_batch_norm,
+        also("no_stats", batch_norm_no_stats_shape, native_batch_norm_no_stats),
+    ),
+    composed("_batch_norm_with_update", batch_norm_with_update_shape, batch_norm_with_update),
+    composed("cudnn_batch_norm", cudnn_batch_norm_shape, cudnn_batch_norm),
+    composed("_native_batch_norm_legit_no_training", None, native_batch_norm_no_training),
+    composed("_native_batch_norm_legit_functional", None, native_batch_norm_functional),
+    composed("_batch_norm_with_update_functional", None, batch_norm_with_update_functional),
+    composed("_batch_norm_no_update", None, batch_norm_no_update),
+)

@@ -1,18 +1,18 @@
-"""Shape rules of operators whose result's size depends on data: a new symbol for each such size."""
+"""Operators whose result's size depends on data: a new symbol for each such size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from dovetail_prims.data_sizes import new_number, new_size
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, make
+from dovetail_prims.ops.card import composed, library
 from dovetail_prims.shape_rules.layout import contiguous, wrap_dim
 
 
-def _fresh(sizes: Sizes, dtype: torch.dtype, like: FakeTensor) -> FakeTensor:
+def fresh_like(sizes: Sizes, dtype: torch.dtype, like: FakeTensor) -> FakeTensor:
     return make(sizes, contiguous(sizes), dtype, like._device)
 
 
@@ -35,13 +35,13 @@ def nonzero(x: FakeTensor) -> FakeTensor:
 
 def masked_select(x: FakeTensor, mask: FakeTensor) -> FakeTensor:
     """The elements under the mask."""
-    return _fresh((new_size("aten.masked_select.default"),), x._dtype, x)
+    return fresh_like((new_size("aten.masked_select.default"),), x._dtype, x)
 
 
 def repeat_interleave(repeats: FakeTensor, *, output_size: Any = None) -> FakeTensor:
     """Positions, each as often as it says."""
     size = new_size("aten.repeat_interleave.Tensor") if output_size is None else output_size
-    return _fresh((size,), repeats._dtype, repeats)
+    return fresh_like((size,), repeats._dtype, repeats)
 
 
 def bincount(x: FakeTensor, weights: FakeTensor | None = None, minlength: int = 0) -> FakeTensor:
@@ -49,7 +49,7 @@ def bincount(x: FakeTensor, weights: FakeTensor | None = None, minlength: int = 
     dtype = torch.int64
     if weights is not None:
         dtype = weights._dtype if weights._dtype is torch.float32 else torch.float64
-    return _fresh((new_size("aten.bincount.default", int(minlength)),), dtype, x)
+    return fresh_like((new_size("aten.bincount.default", int(minlength)),), dtype, x)
 
 
 def item(x: FakeTensor) -> Any:
@@ -61,9 +61,9 @@ def _uniques(
     x: FakeTensor, rows: Sizes, inverse: Sizes | None, counts: bool, op: str
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
     size = new_size(op, 0, _most(x))
-    values = _fresh((size, *rows), x._dtype, x)
-    where = _fresh((0,) if inverse is None else inverse, torch.int64, x)
-    return values, where, _fresh((size,) if counts else (0,), torch.int64, x)
+    values = fresh_like((size, *rows), x._dtype, x)
+    where = fresh_like((0,) if inverse is None else inverse, torch.int64, x)
+    return values, where, fresh_like((size,) if counts else (0,), torch.int64, x)
 
 
 def unique2(
@@ -107,7 +107,9 @@ def _unique_slices(
     length = x._sizes[dim]
     rest = (*x._sizes[:dim], *x._sizes[dim + 1 :])
     if length == 0:
-        return _fresh(x._sizes, x._dtype, x), *(_fresh((0,), torch.int64, x) for _ in range(2))
+        return fresh_like(x._sizes, x._dtype, x), *(
+            fresh_like((0,), torch.int64, x) for _ in range(2)
+        )
     if any(type(n) is int and n == 0 for n in rest):
         raise RuntimeError(
             "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
@@ -117,40 +119,19 @@ def _unique_slices(
     strides.insert(dim, step)
     values = make((*rest[:dim], found, *rest[dim:]), tuple(strides), x._dtype, x._device)
     always = x._device.type == "cpu"
-    where = _fresh((length,) if inverse or always else (0,), torch.int64, x)
-    return values, where, _fresh((found,) if counts or always else (0,), torch.int64, x)
+    where = fresh_like((length,) if inverse or always else (0,), torch.int64, x)
+    return values, where, fresh_like((found,) if counts or always else (0,), torch.int64, x)
 
 
-def ctc_loss(
-    log_probs: FakeTensor,
-    targets: FakeTensor,
-    input_lengths: FakeTensor,
-    target_lengths: FakeTensor,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> Any:
-    """The loss of each sequence, and the log probabilities of its prefixes: twice as many and one
-    as the longest target is long."""
-    if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:
-        return NotImplemented
-    steps, batch, _ = log_probs._sizes
-    longest = targets._sizes[-1] if targets._sizes else 1
-    most = 2 * longest + 1 if type(longest) is int else None
-    width = new_size("aten._ctc_loss.Tensor", 1, most)
-    losses = _fresh((batch,), log_probs._dtype, log_probs)
-    return losses, _fresh((batch, steps, width), log_probs._dtype, log_probs)
+# --- cards --------------------------------------------------------------------------------------
 
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """The rules of this module, by op name."""
-    return {
-        "nonzero.default": nonzero,
-        "masked_select.default": masked_select,
-        "repeat_interleave.Tensor": repeat_interleave,
-        "bincount.default": bincount,
-        "_local_scalar_dense.default": item,
-        "_unique2.default": unique2,
-        "unique_consecutive.default": unique_consecutive,
-        "unique_dim.default": unique_dim,
-        "_ctc_loss.Tensor": ctc_loss,
-    }
+CARDS = (
+    composed("nonzero", nonzero),
+    composed("masked_select", masked_select),
+    library("repeat_interleave", repeat_interleave, overload="Tensor"),
+    composed("bincount", bincount),
+    composed("_local_scalar_dense", item),
+    composed("_unique2", unique2),
+    composed("unique_consecutive", unique_consecutive),
+    composed("unique_dim", unique_dim),
+)

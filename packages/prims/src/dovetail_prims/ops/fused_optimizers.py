@@ -14,9 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.ops.common import _LOW, Family, Number, aten
+from dovetail_prims.ops.card import also, composed
+from dovetail_prims.ops.common import _LOW, Number, aten
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def only_written(*args: Any, **kwargs: Any) -> None:
+    """Steps of optimizers, which give nothing and change the shape of nothing."""
+
+
+# --- decompositions -------------------------------------------------------------------------------
+
 
 Tensors = Sequence[Tensor]
+
 Lists = tuple[list[Tensor], ...]
 
 
@@ -179,13 +191,20 @@ def adagrad_by_tensor(*args: Any, **kwargs: Any) -> Lists:
     return adagrad(*args, **kwargs)[:3]
 
 
-TABLE: Family = {
-    "_fused_adam.default": _adam(decoupled=False),
-    "_fused_adam.tensor_lr": _adam(decoupled=False),
-    "_fused_adamw.default": _adam(decoupled=True),
-    "_fused_adamw.tensor_lr": _adam(decoupled=True),
-    "_fused_sgd.default": sgd,
-    "_fused_sgd.tensor_lr": sgd,
-    "_fused_adagrad.default": adagrad,
-    "_fused_adagrad.tensor_lr": adagrad_by_tensor,
-}
+# --- cards ----------------------------------------------------------------------------------------
+
+CARDS = (
+    composed(
+        "_fused_adam", None, _adam(decoupled=False), also("tensor_lr", None, _adam(decoupled=False))
+    ),
+    composed(
+        "_fused_adamw", None, _adam(decoupled=True), also("tensor_lr", None, _adam(decoupled=True))
+    ),
+    composed("_fused_sgd", None, sgd, also("tensor_lr", None, sgd)),
+    composed("_fused_adagrad", None, adagrad, also("tensor_lr", None, adagrad_by_tensor)),
+    *(
+        composed(name, only_written, None, also("tensor_lr", only_written))
+        # (Adam's have meta kernels where the learning rate is a number only.)
+        for name in ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
+    ),
+)

@@ -1,4 +1,4 @@
-"""Reflection and replication padding, by index, with their gradients.
+"""Images extended by their own elements, mirrored or repeated, with the gradients.
 
 Padding is a gather along each padded dimension; its gradient adds each place's values back.
 """
@@ -6,11 +6,12 @@ Padding is a gather along each padded dimension; its gradient adds each place's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from dovetail_prims.ops.card import Card, Kind, composed
 from dovetail_prims.ops.common import (
-    Family,
     aten,
     cast,
     constant,
@@ -21,6 +22,7 @@ from dovetail_prims.ops.common import (
     wide,
     zeros,
 )
+from dovetail_prims.shape_rules.cpu_kernels import in_format
 
 # (positions along the padded dimension, size of the unpadded one) -> positions read there
 Fold = Callable[[Tensor, int], Tensor]
@@ -124,13 +126,27 @@ def replication_pad_backward(grad_output: Tensor, self: Tensor, padding: Sequenc
     return _pad_backward(grad_output, self, padding, _replicate, _gathered)
 
 
-TABLE: Family = {
-    f"{kind}_pad{rank}d{way}.default": function
-    for rank in (1, 2, 3)
-    for kind, way, function in (
-        ("reflection", "", reflection_pad),
-        ("reflection", "_backward", reflection_pad_backward),
-        ("replication", "", replication_pad),
-        ("replication", "_backward", replication_pad_backward),
+def _both(
+    name: str, forward: Callable[..., Any], backward: Callable[..., Any]
+) -> tuple[Card, Card]:
+    """A padding and its gradient: they look at no element."""
+    shape = None if "1d" in name else in_format(name)
+    return (
+        composed(name, shape, forward, kind=Kind.MOVED),
+        composed(f"{name}_backward", None, backward, kind=Kind.MOVED),
     )
-}
+
+
+# --- cards ----------------------------------------------------------------------------------------
+
+CARDS = (
+    *(
+        card
+        for kind, forward, backward in (
+            ("reflection", reflection_pad, reflection_pad_backward),
+            ("replication", replication_pad, replication_pad_backward),
+        )
+        for rank in (1, 2, 3)
+        for card in _both(f"{kind}_pad{rank}d", forward, backward)
+    ),
+)

@@ -1,4 +1,4 @@
-"""embedding_bag and its gradients: bags of a table's rows, summed up or their maxima.
+"""Rows of a table: bags of them, summed up or their maxima, and gradients.
 
 (Long sums and means are the library's, which adds up as many rows as the data say in one pass: on a
 CPU it is up to four times as fast as a sum into computed places, but for maxima and a few indices;
@@ -13,18 +13,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.ops.common import (
-    Family,
-    aten,
-    cast,
-    constant,
-    iota,
-    of_known_sizes,
-    where,
-    zeros,
-)
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes
+from dovetail_prims.ops.card import composed, library
+from dovetail_prims.ops.common import aten, cast, constant, iota, of_known_sizes, where, zeros
+from dovetail_prims.shape_rules.layout import fresh
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def embedding_backward(
+    grad: FakeTensor, indices: FakeTensor, num_weights: Size, *rest: Any
+) -> FakeTensor:
+    """`embedding_dense_backward`: the gradient of the table."""
+    return fresh((num_weights, grad._sizes[-1]), grad._dtype, grad._device)
+
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+def embedding_bag_shape(
+    weight: FakeTensor,
+    indices: FakeTensor,
+    offsets: FakeTensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    sparse: bool = False,
+    per_sample_weights: FakeTensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
+    """Bags of rows, each summed up; then which bag an index is in, the bags' sizes, and where
+    their maxima stand. On the CPU some are left out where its fast sum does without."""
+    if weight._device.type != "cpu":
+        return NotImplemented  # type: ignore[no-any-return]
+    device, integer = weight._device, indices._dtype
+    bags = offsets._sizes[0]
+    if include_last_offset:
+        bags = bags - 1
+    fast = (
+        mode == _SUM
+        and weight._strides[1] == 1
+        and padding_idx < 0
+        and weight._dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and (per_sample_weights is None or per_sample_weights._strides[0] == 1)
+    )
+    where: Sizes = (0,) if fast else indices._sizes
+    width = weight._sizes[1]
+    return (
+        fresh((bags, width), weight._dtype, device),
+        fresh(where, integer, device),
+        fresh((bags,), integer, device),
+        fresh((bags, width) if mode == _MAX else (bags,), integer, device),
+    )
+
+
+def embedding_bag_forward_only_shape(
+    weight: FakeTensor,
+    indices: FakeTensor,
+    offsets: FakeTensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = _SUM,
+    *rest: Any,
+) -> Any:
+    """The same without a gradient: a sum's last two results are as long as the offsets."""
+    results = embedding_bag_shape(weight, indices, offsets, scale_grad_by_freq, mode, *rest)
+    if results is NotImplemented or mode != _SUM:
+        return results
+    sizes, device = offsets._sizes, weight._device
+    return (
+        *results[:2],
+        fresh(sizes, indices._dtype, device),
+        fresh(sizes, indices._dtype, device),
+    )
+
+
+# --- decompositions -------------------------------------------------------------------------------
+
 
 SUM, MEAN, MAX = 0, 1, 2
+
 # Of how many indices a CPU computes sums and means faster than it calls the library.
 FEW = {SUM: 600, MEAN: 1200}
 
@@ -240,9 +307,16 @@ def per_sample_weights_backward(
     return where(aten.eq.Scalar(indices, padding_idx), 0.0, found)
 
 
-TABLE: Family = {
-    "_embedding_bag.default": of_known_sizes(embedding_bag),
-    "_embedding_bag_forward_only.default": of_known_sizes(embedding_bag_forward_only),
-    "_embedding_bag_backward.default": embedding_bag_backward,
-    "_embedding_bag_per_sample_weights_backward.default": per_sample_weights_backward,
-}
+# --- cards --------------------------------------------------------------------------------------
+
+CARDS = (
+    library("embedding_dense_backward", embedding_backward),
+    library("_embedding_bag", embedding_bag_shape, of_known_sizes(embedding_bag)),
+    composed(
+        "_embedding_bag_forward_only",
+        embedding_bag_forward_only_shape,
+        of_known_sizes(embedding_bag_forward_only),
+    ),
+    composed("_embedding_bag_backward", None, embedding_bag_backward),
+    composed("_embedding_bag_per_sample_weights_backward", None, per_sample_weights_backward),
+)

@@ -1,4 +1,4 @@
-"""Distances between rows, all pairs of them, with their gradients; and search in sorted rows."""
+"""Distances between rows, all pairs of them, with their gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.ops.common import Family, aten, broadcast, cast, constant, iota, made_for, where
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.ops.card import composed, library
+from dovetail_prims.ops.common import aten, broadcast, cast, iota, made_for, where
+from dovetail_prims.shape_rules.layout import fresh
+from dovetail_prims.shape_rules.promotion import common_device
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def euclidean_distances(a: FakeTensor, b: FakeTensor) -> FakeTensor:
+    """Of rows to rows, by a matrix product: (..., n, k) and (..., m, k), of one batch."""
+    if len(a._sizes) < 2 or len(b._sizes) != len(a._sizes) or a._dtype is not b._dtype:
+        return NotImplemented  # type: ignore[no-any-return]
+    device = a._device if a._device == b._device else common_device((a, b))
+    return fresh((*a._sizes[:-1], b._sizes[-2]), a._dtype, device)
+
+
+# --- decompositions -------------------------------------------------------------------------------
 
 
 def _measure(gap: Tensor, p: float) -> Tensor:
@@ -114,50 +131,12 @@ def pdist_backward(grad_output: Tensor, self: Tensor, p: float, pdist: Tensor) -
     return cdist_backward(grad, self, self, p, distance)
 
 
-def searchsorted(
-    sorted_sequence: Tensor,
-    self: Tensor,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Tensor | None = None,
-) -> Any:
-    """How many elements come before each value: the interval that holds it halved until it is one
-    place (what equals the value comes before it with `right`)"""
-    length = sorted_sequence.shape[-1]
-    if not isinstance(length, int):
-        return NotImplemented  # how often to halve is not known
-    right = right or side == "right"
-    if sorter is not None:
-        sorted_sequence = aten.gather.default(sorted_sequence, -1, sorter)
-    low = aten.full.default(self.shape, 0, dtype=torch.int64, device=self.device)
-    high = aten.full.default(self.shape, length, dtype=torch.int64, device=self.device)
-    for _ in range(length.bit_length()):
-        middle = aten.bitwise_right_shift.Tensor_Scalar(aten.add.Tensor(low, high), 1)
-        at = aten.minimum.default(middle, constant(length - 1, middle))
-        if sorted_sequence.dim() == 1:
-            value = aten.index.Tensor(sorted_sequence, [at])
-        else:
-            value = aten.gather.default(sorted_sequence, -1, at)
-        # Whether the value lies further: "not at most" and not "beyond", for the sake of NaN.
-        stays = (aten.gt if right else aten.ge).Tensor(value, self)
-        open_ = aten.lt.Tensor(low, high)
-        up = aten.logical_and.default(open_, aten.logical_not.default(stays))
-        down = aten.logical_and.default(open_, stays)
-        low, high = where(up, aten.add.Tensor(middle, 1), low), where(down, middle, high)
-    return cast(low, torch.int32) if out_int32 else low
+# --- cards --------------------------------------------------------------------------------------
 
-
-def bucketize(self: Tensor, boundaries: Tensor, out_int32: bool, right: bool) -> Any:
-    """The same, the other way round"""
-    return searchsorted(boundaries, self, out_int32, right)
-
-
-TABLE: Family = {
-    "_cdist_forward.default": cdist,
-    "_cdist_backward.default": made_for("_cdist_backward.default", cdist_backward),
-    "_pdist_forward.default": pdist,
-    "_pdist_backward.default": made_for("_pdist_backward.default", pdist_backward),
-    "searchsorted.Tensor": made_for("searchsorted.Tensor", searchsorted),
-    "bucketize.Tensor": made_for("bucketize.Tensor", bucketize),
-}
+CARDS = (
+    library("_euclidean_dist", euclidean_distances),
+    composed("_cdist_forward", None, cdist),
+    composed("_cdist_backward", None, made_for("_cdist_backward.default", cdist_backward)),
+    composed("_pdist_forward", None, pdist),
+    composed("_pdist_backward", None, made_for("_pdist_backward.default", pdist_backward)),
+)

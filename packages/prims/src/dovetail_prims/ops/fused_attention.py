@@ -1,8 +1,4 @@
-"""Shape rules of the fused attention kernels.
-
-Queries, keys and values are (batch, heads, length, width). Each kernel has its own output layout;
-flash and efficient attention work on (batch, length, heads, width) and give a transposed view.
-"""
+"""Kernels of attention, each with what it keeps for its gradient."""
 
 from __future__ import annotations
 
@@ -13,9 +9,11 @@ import torch
 
 from dovetail_prims import sdpa
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.ops.card import composed, library
 from dovetail_prims.shape_rules.layout import empty_like_strides, fresh
 
 _CPU = torch.device("cpu")
+
 _BLOCK = 32  # efficient attention pads its logsumexp rows to this
 
 
@@ -287,18 +285,18 @@ def _check_sequences(*tensors: FakeTensor) -> None:
         raise RuntimeError("multi-head attention expects (batch, length, width)")
 
 
-def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    return {
-        "_fused_sdp_choice.default": fused_choice,
-        "_native_multi_head_attention.default": native_multi_head,
-        "_transformer_encoder_layer_fwd.default": encoder_layer,
-        "_scaled_dot_product_flash_attention_for_cpu.default": flash_cpu,
-        "_scaled_dot_product_flash_attention_for_cpu_backward.default": flash_cpu_backward,
-        "_scaled_dot_product_efficient_attention.default": efficient,
-        "_scaled_dot_product_efficient_attention_backward.default": efficient_backward,
-        "_scaled_dot_product_flash_attention.default": flash_cuda,
-        "_scaled_dot_product_flash_attention_backward.default": flash_cuda_backward,
-        "_scaled_dot_product_cudnn_attention.default": cudnn,
-        "_scaled_dot_product_cudnn_attention_backward.default": cudnn_backward,
-    }
+# --- cards --------------------------------------------------------------------------------------
+
+CARDS = (
+    composed("_fused_sdp_choice", fused_choice),
+    composed("_native_multi_head_attention", native_multi_head),
+    composed("_transformer_encoder_layer_fwd", encoder_layer),
+    library("_scaled_dot_product_flash_attention_for_cpu", flash_cpu),
+    library("_scaled_dot_product_flash_attention_for_cpu_backward", flash_cpu_backward),
+    library("_scaled_dot_product_efficient_attention", efficient),
+    library("_scaled_dot_product_efficient_attention_backward", efficient_backward),
+    library("_scaled_dot_product_flash_attention", flash_cuda),
+    library("_scaled_dot_product_flash_attention_backward", flash_cuda_backward),
+    library("_scaled_dot_product_cudnn_attention", cudnn),
+    library("_scaled_dot_product_cudnn_attention_backward", cudnn_backward),
+)

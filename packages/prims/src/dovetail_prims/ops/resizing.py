@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dovetail_prims.fake_tensor import FakeTensor, Size, make
+from dovetail_prims.ops.card import Card, composed
 from dovetail_prims.ops.common import (
-    Family,
     along,
     aten,
     cast,
-    constant,
     formatted,
     iota,
     made_for,
@@ -32,162 +32,40 @@ from dovetail_prims.ops.common import (
     where,
     wide,
     zeros,
-)  # fmt: skip
+)
+from dovetail_prims.ops.taps import (
+    Tap,
+    Taps,
+    _clamped,
+    antialiased,
+    bell,
+    cubic_taps,
+    linear_taps,
+    nearest,
+    nearest_exact,
+    ratio_of,
+    triangle,
+)
+from dovetail_prims.shape_rules.layout import channels_last as channels_last_strides
+from dovetail_prims.shape_rules.layout import contiguous as row_major
+from dovetail_prims.shape_rules.layout import insisted, suggests_channels_last
 
-Tap = tuple[Tensor, Tensor | None]  # positions read, and weights (None: all 1)
-Taps = Callable[[Tensor, int, int, float | None], list[Tap]]
-CUBIC = -0.75  # the free coefficient of ATen's cubic kernel
-
-
-def _ratio(size: int, wanted: int, scale: float | None) -> float:
-    """Input positions for each output position"""
-    return 1.0 / scale if scale is not None and scale > 0 else size / wanted
-
-
-def _clamped(place: Tensor, size: int) -> Tensor:
-    """A position held inside the input"""
-    return aten.minimum.default(aten.relu.default(place), constant(size - 1, place))
-
-
-def _nearest(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
-    """floor(i ratio), in float32 as eager computes it; on a CPU, as many and twice as many places
-    are taken exactly, whatever the scale"""
-    if scale is not None and like.device.type == "cpu" and wanted in (size, 2 * size):
-        scale = None
-    i = iota(wanted, like, torch.float32)
-    place = aten.mul.Tensor(i, _ratio(size, wanted, scale))
-    return [(_clamped(cast(aten.floor.default(place), torch.int64), size), None)]
+# --- shapes ---------------------------------------------------------------------------------------
 
 
-def _nearest_exact(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
-    """floor((i + 1/2) ratio): the pixel whose area holds the centre"""
-    i = aten.add.Tensor(iota(wanted, like, torch.float32), 0.5)
-    place = aten.mul.Tensor(i, _ratio(size, wanted, scale))
-    return [(_clamped(cast(aten.floor.default(place), torch.int64), size), None)]
+def upsample(x: FakeTensor, output_size: Sequence[Size], *rest: Any) -> FakeTensor:
+    """The resizing of a row, an image or a volume."""
+    sizes = (*x._sizes[:2], *output_size)
+    if len(sizes) != len(x._sizes):
+        return NotImplemented  # type: ignore[no-any-return]
+    for size in (*sizes[1:], *x._sizes[2:]):
+        if not insisted(size > 0):
+            raise RuntimeError(f"Input and output sizes should be greater than 0: {sizes}")
+    strides = channels_last_strides(sizes) if suggests_channels_last(x) else row_major(sizes)
+    return make(sizes, strides, x._dtype, x._device)
 
 
-def _position(
-    like: Tensor, size: int, wanted: int, scale: float | None, align_corners: bool
-) -> Tensor:
-    """Where each output position falls in the input, fractional, in the compute dtype"""
-    i = iota(wanted, like, like.dtype)
-    if align_corners:
-        return aten.mul.Tensor(i, (size - 1) / (wanted - 1) if wanted > 1 else 0.0)
-    ratio = _ratio(size, wanted, scale)
-    return aten.sub.Tensor(aten.mul.Tensor(aten.add.Tensor(i, 0.5), ratio), 0.5)
-
-
-def _linear(align_corners: bool) -> Taps:
-    """The two neighbours, by distance"""
-
-    def taps(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
-        place = aten.relu.default(_position(like, size, wanted, scale, align_corners))
-        low = _clamped(cast(place, torch.int64), size)
-        high = _clamped(aten.add.Tensor(low, 1), size)
-        far = aten.sub.Tensor(place, cast(low, place.dtype))
-        far = aten.minimum.default(far, constant(1.0, far))
-        return [(low, aten.sub.Tensor(1.0, far)), (high, far)]
-
-    return taps
-
-
-def cubic_near(x: Tensor, a: float = CUBIC) -> Tensor:
-    """The kernel within one position: ((A + 2) x - (A + 3)) x² + 1"""
-    inner = aten.sub.Tensor(aten.mul.Tensor(x, a + 2), a + 3)
-    return aten.add.Tensor(aten.mul.Tensor(aten.mul.Tensor(inner, x), x), 1.0)
-
-
-def cubic_far(x: Tensor, a: float = CUBIC) -> Tensor:
-    """The kernel between one and two positions: ((A x - 5 A) x + 8 A) x - 4 A"""
-    inner = aten.sub.Tensor(aten.mul.Tensor(x, a), 5 * a)
-    inner = aten.add.Tensor(aten.mul.Tensor(inner, x), 8 * a)
-    return aten.sub.Tensor(aten.mul.Tensor(inner, x), 4 * a)
-
-
-def cubic_weights(t: Tensor) -> list[Tensor]:
-    """Of the four neighbours of what lies t past the second"""
-    rest = aten.sub.Tensor(1.0, t)
-    outer = [cubic_far(aten.add.Tensor(x, 1.0)) for x in (t, rest)]
-    return [outer[0], cubic_near(t), cubic_near(rest), outer[1]]
-
-
-def cubic_slopes(t: Tensor) -> list[Tensor]:
-    """How those weights grow with t"""
-    a, rest = CUBIC, aten.sub.Tensor(1.0, t)
-
-    def quadratic(x: Tensor, square: float, linear: float, number: float) -> Tensor:
-        inner = aten.add.Tensor(aten.mul.Tensor(x, square), linear)
-        return aten.add.Tensor(aten.mul.Tensor(inner, x), number)
-
-    def near(x: Tensor) -> Tensor:
-        return quadratic(x, 3 * (a + 2), -2 * (a + 3), 0.0)
-
-    def far(x: Tensor) -> Tensor:
-        return quadratic(aten.add.Tensor(x, 1.0), 3 * a, -10 * a, 8 * a)
-
-    return [far(t), near(t), aten.neg.default(near(rest)), aten.neg.default(far(rest))]
-
-
-def _cubic(align_corners: bool) -> Taps:
-    """The four neighbours, by the cubic kernel of their distances"""
-
-    def taps(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
-        place = _position(like, size, wanted, scale, align_corners)
-        whole = aten.floor.default(place)
-        t = aten.sub.Tensor(place, whole)
-        weights = cubic_weights(t)
-        start = cast(whole, torch.int64)
-        places = [_clamped(aten.add.Tensor(start, k), size) for k in (-1, 0, 1, 2)]
-        return list(zip(places, weights, strict=True))
-
-    return taps
-
-
-def _triangle(x: Tensor) -> Tensor:
-    """1 - |x| within one position"""
-    return aten.relu.default(aten.sub.Tensor(1.0, aten.abs.default(x)))
-
-
-def _bell(x: Tensor) -> Tensor:
-    """The cubic kernel, with the coefficient -1/2 that eager's antialiased resizing takes"""
-    x = aten.abs.default(x)
-    near, far = cubic_near(x, -0.5), cubic_far(x, -0.5)
-    return where(aten.lt.Scalar(x, 1.0), near, where(aten.lt.Scalar(x, 2.0), far, 0.0))
-
-
-def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[[bool], Taps]:
-    """All positions within the kernel's reach, which is widened where the output is smaller"""
-
-    def aligned(align_corners: bool) -> Taps:
-        def taps(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
-            if align_corners:
-                ratio = (size - 1) / (wanted - 1) if wanted > 1 else 0.0
-            else:
-                ratio = _ratio(size, wanted, scale)
-            wide_by = max(ratio, 1.0)
-            support = reach * wide_by
-            i = iota(wanted, like, like.dtype)
-            centre = aten.mul.Tensor(aten.add.Tensor(i, 0.5), ratio)
-            low = aten.relu.default(
-                cast(aten.add.Tensor(aten.sub.Tensor(centre, support), 0.5), torch.int64)
-            )
-            high = cast(aten.add.Tensor(aten.add.Tensor(centre, support), 0.5), torch.int64)
-            high = aten.minimum.default(high, constant(size, high))
-            found = []
-            for k in range(min(2 * math.ceil(support) + 1, size)):
-                place = aten.add.Tensor(low, k)
-                gap = aten.sub.Tensor(cast(place, like.dtype), centre)
-                weight = kernel(aten.mul.Tensor(aten.add.Tensor(gap, 0.5), 1.0 / wide_by))
-                weight = where(aten.lt.Tensor(place, high), weight, 0.0)
-                found.append((_clamped(place, size), weight))
-            total = found[0][1]
-            for _, weight in found[1:]:
-                total = aten.add.Tensor(total, weight)
-            return [(place, aten.div.Tensor(weight, total)) for place, weight in found]
-
-        return taps
-
-    return aligned
+# --- decompositions -------------------------------------------------------------------------------
 
 
 def _resize(self: Tensor, size: Sequence[int], taps: Taps, scales: Sequence[float | None]) -> Any:
@@ -228,7 +106,7 @@ class Reach:
         if type(size) is not int or type(wanted) is not int or isinstance(scale, torch.SymFloat):
             return None
         ratios, centre, back = (
-            {_ratio(size, wanted, s) for s in (scale, None)},
+            {ratio_of(size, wanted, s) for s in (scale, None)},
             self.centre,
             self.back,
         )
@@ -309,7 +187,7 @@ def _copies(size: int, wanted: int, scale: float | None) -> int | None:
     if rest or times > MOST_READERS:
         return None
     for s in (scale, None):
-        ratio = _float32(_ratio(size, wanted, s))
+        ratio = _float32(ratio_of(size, wanted, s))
         if any(int(_float32(o * ratio)) != o // times for o in range(wanted)):
             return None
     return times
@@ -381,7 +259,7 @@ class _Kind:
         return suggested_format(grad) if keeps else torch.contiguous_format
 
 
-def _pair(name: str, kind: _Kind, rank: int) -> Family:
+def _pair(name: str, kind: _Kind, rank: int) -> tuple[Card, Card]:
     """Forward and backward of an op of (tensor, sizes, align_corners if it has one, scales)"""
 
     def forward(self: Tensor, output_size: Sequence[int], *rest: Any) -> Any:
@@ -394,27 +272,31 @@ def _pair(name: str, kind: _Kind, rank: int) -> Family:
         """A weighted add along each dimension"""
         return _resize_backward(grad_output, input_size, kind, rest[0] is True, rest[-rank:])
 
-    return {
-        f"{name}.default": made_for(f"{name}.default", forward),
-        f"{name}_backward.default": made_for(f"{name}_backward.default", backward),
-    }
+    there = made_for(f"{name}.default", forward)
+    back = made_for(f"{name}_backward.default", backward)
+    if name.endswith("_aa"):
+        there, back = of_known_sizes(there), of_known_sizes(back)
+    return composed(name, upsample, there), composed(f"{name}_backward", None, back)
 
 
-_NEAREST = _Kind(lambda align: _nearest, Reach(0, 0), 4)
-_NEAREST_EXACT = _Kind(lambda align: _nearest_exact, Reach(0, 0, 0.5), 4)
-_LINEAR = _Kind(_linear, Reach(0, 1, 0.5, 0.5))
+_NEAREST = _Kind(lambda align: nearest, Reach(0, 0), 4)
+
+_NEAREST_EXACT = _Kind(lambda align: nearest_exact, Reach(0, 0, 0.5), 4)
+
+_LINEAR = _Kind(linear_taps, Reach(0, 1, 0.5, 0.5))
+
 _KINDS: tuple[tuple[str, _Kind, int], ...] = (
     *((f"upsample_nearest{n}d", _NEAREST, n) for n in (1, 2, 3)),
     *((f"_upsample_nearest_exact{n}d", _NEAREST_EXACT, n) for n in (1, 2, 3)),
     ("upsample_linear1d", _LINEAR, 1),
     ("upsample_bilinear2d", _LINEAR, 2),
     ("upsample_trilinear3d", _LINEAR, 3),
-    ("upsample_bicubic2d", _Kind(_cubic, Reach(1, 2, 0.5, 0.5), 0), 2),
-    ("_upsample_bilinear2d_aa", _Kind(_antialiased(_triangle, 1.0), None), 2),
-    ("_upsample_bicubic2d_aa", _Kind(_antialiased(_bell, 2.0), None, 0), 2),
+    ("upsample_bicubic2d", _Kind(cubic_taps, Reach(1, 2, 0.5, 0.5), 0), 2),
+    ("_upsample_bilinear2d_aa", _Kind(antialiased(triangle, 1.0), None), 2),
+    ("_upsample_bicubic2d_aa", _Kind(antialiased(bell, 2.0), None, 0), 2),
 )
-TABLE: Family = {
-    op: of_known_sizes(entry) if "_aa" in op else entry
-    for kind in _KINDS
-    for op, entry in _pair(*kind).items()
-}
+
+
+# --- cards ----------------------------------------------------------------------------------------
+
+CARDS = (*(card for kind in _KINDS for card in _pair(*kind)),)

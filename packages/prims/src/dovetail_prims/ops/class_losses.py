@@ -1,27 +1,181 @@
-"""Losses and their gradients. Reductions are ATen's numbers: 0 none, 1 mean, 2 sum."""
+"""Losses of classes: negative log likelihood, margins, CTC; with their gradients."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from dovetail_prims.data_sizes import new_size
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes
+from dovetail_prims.ops.card import also, composed, library
 from dovetail_prims.ops.common import (
-    Family,
+    MEAN,
+    NONE,
     Number,
     aten,
     cast,
     constant,
     contiguous,
-    count,
     iota,
     never_negative,
-    promoted_together,
     reduce_loss,
     where,
     wide,
 )
+from dovetail_prims.ops.data_dependent import fresh_like
+from dovetail_prims.ops.losses import alike, comes_from, mean_scale, of_one_kind
+from dovetail_prims.ops.norms import like_contiguous
+from dovetail_prims.shape_rules.layout import equal_sizes, fresh, has_zero, insisted, pointwise_out
+from dovetail_prims.shape_rules.promotion import name_in_kernels
 
-NONE, MEAN, SUM = 0, 1, 2
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def _check_class_weights(x: FakeTensor, weight: FakeTensor | None, of_images: bool) -> None:
+    """One weight for each class, in the dtype of the log-probabilities."""
+    if weight is None:
+        return
+    classes = x._sizes[1] if of_images else x._sizes[-1]
+    count: Size = 1
+    for size in weight._sizes:
+        count = count * size
+    if not insisted(count == classes) or not (of_images or len(weight._sizes) == 1):
+        said = (
+            "all or no classes"
+            if of_images
+            else f"all {classes} classes or no classes but got weight tensor of shape: "
+            f"{list(weight._sizes)}"
+        )
+        raise RuntimeError(f"weight tensor should be defined either for {said}")
+    if weight._dtype is not x._dtype:
+        names = (name_in_kernels(t._dtype) for t in (x, weight))
+        raise RuntimeError("expected scalar type {} but found {}".format(*names))
+
+
+def nll_loss(
+    x: FakeTensor,
+    target: FakeTensor,
+    weight: FakeTensor | None,
+    reduction: int,
+    ignore_index: Size,
+) -> tuple[FakeTensor, FakeTensor]:
+    """`nll_loss_forward`: loss and total weight."""
+    if not 1 <= len(x._sizes) <= 2:
+        raise RuntimeError("input tensor should be 1D or 2D")
+    if len(target._sizes) > 1 or (len(x._sizes) == 2 and x._sizes[0] != target._sizes[0]):
+        raise RuntimeError(
+            f"size mismatch (got input: {list(x._sizes)} , target: {list(target._sizes)})"
+        )
+    _check_class_weights(x, weight, of_images=False)
+    sizes: Sizes = (x._sizes[0],) if reduction == 0 and len(x._sizes) == 2 else ()
+    return fresh(sizes, x._dtype, x._device), fresh((), x._dtype, x._device)
+
+
+def nll_loss_backward_shape(grad: FakeTensor, x: FakeTensor, *rest: Any) -> FakeTensor:
+    """Gradient of the log-probabilities."""
+    return like_contiguous(x)
+
+
+def nll_loss2d(
+    x: FakeTensor,
+    target: FakeTensor,
+    weight: FakeTensor | None,
+    reduction: int,
+    ignore_index: Size,
+) -> tuple[FakeTensor, FakeTensor]:
+    """`nll_loss2d_forward`."""
+    _check_class_weights(x, weight, of_images=True)
+    sizes: Sizes = (x._sizes[0], *x._sizes[2:]) if reduction == 0 else ()
+    return fresh(sizes, x._dtype, x._device), fresh((), x._dtype, x._device)
+
+
+def soft_margin_shape(x: FakeTensor, target: FakeTensor, reduction: int = MEAN) -> FakeTensor:
+    """`soft_margin_loss`."""
+    if not alike(x, target):
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((x,), x._dtype) if reduction == NONE else fresh((), x._dtype, x._device)
+
+
+def soft_margin_backward_shape(
+    grad: FakeTensor, x: FakeTensor, target: FakeTensor, reduction: int
+) -> FakeTensor:
+    """Computed from the target and its product with the input."""
+    if not alike(x, target) or not comes_from(grad, x):
+        return NotImplemented  # type: ignore[no-any-return]
+    return pointwise_out((target, x), x._dtype)
+
+
+def multi_margin_loss_shape(
+    x: FakeTensor,
+    target: FakeTensor,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: FakeTensor | None = None,
+    reduction: int = MEAN,
+) -> FakeTensor:
+    """`multi_margin_loss` of a batch: one number for each row."""
+    if len(x._sizes) != 2 or not equal_sizes(target._sizes, x._sizes[:1]) or has_zero(x._sizes):
+        return NotImplemented  # type: ignore[no-any-return]
+    if not of_one_kind(x, weight) or target._dtype is not torch.int64:
+        return NotImplemented  # type: ignore[no-any-return]
+    if weight is not None and not equal_sizes(weight._sizes, x._sizes[1:]):
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(x._sizes[:1] if reduction == NONE else (), x._dtype, x._device)
+
+
+def margin_backward(grad: FakeTensor, x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
+    """Backward of the multi-class margin losses: the input's shape, contiguous."""
+    return fresh(x._sizes, x._dtype, x._device)
+
+
+def ctc_loss(
+    log_probs: FakeTensor,
+    targets: FakeTensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[FakeTensor, FakeTensor]:
+    """The loss of each sequence, and the log probabilities of its prefixes."""
+    if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:
+        return NotImplemented  # type: ignore[no-any-return]
+    steps, batch, _ = log_probs._sizes
+    width = 2 * max(target_lengths, default=0) + 1
+    dtype, device = log_probs._dtype, log_probs._device
+    return fresh((batch,), dtype, device), fresh((batch, steps, width), dtype, device)
+
+
+def ctc_loss_backward(grad: FakeTensor, log_probs: FakeTensor, *rest: Any) -> FakeTensor:
+    """Its gradient has the shape of the log probabilities."""
+    if log_probs._device.type != "cpu":
+        return NotImplemented  # type: ignore[no-any-return]
+    return fresh(log_probs._sizes, log_probs._dtype, log_probs._device)
+
+
+def ctc_loss_of_tensors(
+    log_probs: FakeTensor,
+    targets: FakeTensor,
+    input_lengths: FakeTensor,
+    target_lengths: FakeTensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    """The loss of each sequence, and the log probabilities of its prefixes: twice as many and one
+    as the longest target is long."""
+    if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:
+        return NotImplemented
+    steps, batch, _ = log_probs._sizes
+    longest = targets._sizes[-1] if targets._sizes else 1
+    most = 2 * longest + 1 if type(longest) is int else None
+    width = new_size("aten._ctc_loss.Tensor", 1, most)
+    losses = fresh_like((batch,), log_probs._dtype, log_probs)
+    return losses, fresh_like((batch, steps, width), log_probs._dtype, log_probs)
+
+
+# --- decompositions -------------------------------------------------------------------------------
 
 
 def _class_weights(
@@ -99,134 +253,6 @@ def nll_loss_backward(
     return where(here, aten.unsqueeze.default(slope, class_dim), 0)
 
 
-def _mean_scale(loss_like: Tensor, grad: Tensor, reduction: int) -> Tensor:
-    """The incoming gradient, divided by the count for the mean"""
-    if reduction != MEAN:
-        return grad
-    return aten.div.Tensor(grad, count(loss_like, range(loss_like.dim())))
-
-
-def mse_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    """(x - t)²"""
-    difference = aten.sub.Tensor(wide(self), wide(target))
-    loss = aten.mul.Tensor(difference, difference)
-    return cast(reduce_loss(loss, reduction), promoted_together(self, target))
-
-
-def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """2 (x - t) g, row-major as eager's"""
-    difference = aten.sub.Tensor(wide(self), wide(target))
-    g = _mean_scale(difference, wide(grad_output), reduction)
-    slope = aten.mul.Tensor(aten.mul.Tensor(difference, 2.0), g)
-    return contiguous(cast(slope, self.dtype))
-
-
-def smooth_l1_loss(
-    self: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0
-) -> Tensor:
-    """d² / (2 beta) below beta, else d - beta / 2"""
-    dtype = promoted_together(self, target)
-    d = aten.abs.default(aten.sub.Tensor(wide(self), wide(target)))
-    if beta == 0:
-        return cast(reduce_loss(d, reduction), dtype)
-    parabola = aten.div.Tensor(aten.mul.Tensor(aten.mul.Tensor(d, d), 0.5), beta)
-    loss = where(aten.lt.Scalar(d, beta), parabola, aten.sub.Tensor(d, 0.5 * beta))
-    return cast(reduce_loss(loss, reduction), dtype)
-
-
-def smooth_l1_loss_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float
-) -> Tensor:
-    """d / beta, at most 1 in size (NaN of NaN; -1 of 0 where beta is 0), row-major as eager's"""
-    d = aten.sub.Tensor(wide(self), wide(target))
-    g = _mean_scale(d, wide(grad_output), reduction)
-    slope = where(aten.ge.Scalar(d, beta), 1.0, aten.div.Tensor(d, beta))
-    slope = where(aten.le.Scalar(d, -beta), -1.0, slope)
-    return contiguous(cast(aten.mul.Tensor(slope, g), self.dtype))
-
-
-def huber_loss(self: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    """d² / 2 up to delta, else delta (d - delta / 2)"""
-    d = aten.abs.default(aten.sub.Tensor(wide(self), wide(target)))
-    line = aten.mul.Tensor(aten.sub.Tensor(d, 0.5 * delta), delta)
-    parabola = aten.mul.Tensor(aten.mul.Tensor(d, d), 0.5)
-    loss = where(aten.lt.Scalar(d, delta), parabola, line)
-    return cast(reduce_loss(loss, reduction), self.dtype)
-
-
-def huber_loss_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float
-) -> Tensor:
-    """d, at most delta in size, row-major as eager's"""
-    d = aten.sub.Tensor(wide(self), wide(target))
-    g = _mean_scale(d, wide(grad_output), reduction)
-    held = aten.minimum.default(aten.maximum.default(d, constant(-delta, d)), constant(delta, d))
-    return contiguous(cast(aten.mul.Tensor(held, g), self.dtype))
-
-
-def binary_cross_entropy(
-    self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
-) -> Tensor:
-    """-(t log x + (1 - t) log(1 - x)), each logarithm at least -100; on a CPU the program ends with
-    eager's error if a number is no probability"""
-    if self.device.type == "cpu":
-        for name, given in (("input", self), ("target", target)):
-            within = aten.logical_and.default(aten.ge.Scalar(given, 0), aten.le.Scalar(given, 1))
-            message = f"all elements of {name} should be between 0 and 1"
-            aten._assert_async.msg(aten.all.default(within), message)
-    x, t = wide(self), wide(target)
-    floor = constant(-100.0, x)
-    log_x = aten.maximum.default(aten.log.default(x), floor)
-    log_1x = aten.maximum.default(aten.log1p.default(aten.neg.default(x)), floor)
-    # (the input first: the loss is laid out as it is)
-    loss = aten.sub.Tensor(
-        aten.mul.Tensor(log_1x, aten.sub.Tensor(t, 1.0)), aten.mul.Tensor(log_x, t)
-    )
-    if weight is not None:
-        loss = aten.mul.Tensor(loss, wide(weight))
-    return cast(reduce_loss(loss, reduction), self.dtype)
-
-
-def binary_cross_entropy_backward(
-    grad_output: Tensor,
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    reduction: int = MEAN,
-) -> Tensor:
-    """(x - t) / max(x (1 - x), 1e-12)"""
-    x, t = wide(self), wide(target)
-    spread = aten.mul.Tensor(aten.sub.Tensor(1.0, x), x)
-    spread = aten.maximum.default(spread, constant(1e-12, x))
-    slope = aten.div.Tensor(aten.sub.Tensor(x, t), spread)
-    if weight is not None:
-        slope = aten.mul.Tensor(slope, wide(weight))
-    g = _mean_scale(x, wide(grad_output), reduction)
-    return cast(aten.mul.Tensor(slope, g), self.dtype)
-
-
-def binary_cross_entropy_with_logits(
-    self: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = MEAN,
-) -> Tensor:
-    """(1 - t) x - (1 + (p - 1) t) log σ(x), of the target's type: PyTorch computes in `1 - t`."""
-    if not target.dtype.is_floating_point:
-        raise RuntimeError(f"binary_cross_entropy_with_logits of targets of {target.dtype}")
-    x, t = wide(self), wide(target)
-    z = aten.exp.default(aten.neg.default(aten.abs.default(x)))
-    log_sigmoid = aten.sub.Tensor(aten.minimum.default(x, constant(0, x)), aten.log1p.default(z))
-    if pos_weight is not None:
-        factor = aten.mul.Tensor(aten.sub.Tensor(wide(pos_weight), 1.0), t)
-        log_sigmoid = aten.mul.Tensor(log_sigmoid, aten.add.Tensor(factor, 1.0))
-    loss = aten.sub.Tensor(aten.mul.Tensor(aten.sub.Tensor(1.0, t), x), log_sigmoid)
-    if weight is not None:
-        loss = aten.mul.Tensor(loss, wide(weight))
-    return cast(reduce_loss(loss, reduction), target.dtype)
-
-
 def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """log(1 + exp(-t x))"""
     z = aten.exp.default(aten.neg.default(aten.mul.Tensor(wide(self), wide(target))))
@@ -241,7 +267,7 @@ def soft_margin_loss_backward(
     slope = aten.mul.Tensor(
         aten.neg.default(t), aten.sigmoid.default(aten.neg.default(aten.mul.Tensor(x, t)))
     )
-    g = _mean_scale(x, wide(grad_output), reduction)
+    g = mean_scale(x, wide(grad_output), reduction)
     return cast(aten.mul.Tensor(slope, g), self.dtype)
 
 
@@ -353,24 +379,19 @@ def multilabel_margin_loss_backward(
     return cast(aten.view.default(aten.mul.Tensor(total, g), self.shape), self.dtype)
 
 
-TABLE: Family = {
-    "multi_margin_loss.default": multi_margin_loss,
-    "multi_margin_loss_backward.default": multi_margin_loss_backward,
-    "multilabel_margin_loss_forward.default": multilabel_margin_loss_forward,
-    "multilabel_margin_loss_backward.default": multilabel_margin_loss_backward,
-    "nll_loss_forward.default": nll_loss_forward,
-    "nll_loss_backward.default": nll_loss_backward,
-    "nll_loss2d_forward.default": nll_loss_forward,
-    "nll_loss2d_backward.default": nll_loss_backward,
-    "mse_loss.default": mse_loss,
-    "mse_loss_backward.default": mse_loss_backward,
-    "smooth_l1_loss.default": smooth_l1_loss,
-    "smooth_l1_loss_backward.default": smooth_l1_loss_backward,
-    "huber_loss.default": huber_loss,
-    "huber_loss_backward.default": huber_loss_backward,
-    "binary_cross_entropy.default": binary_cross_entropy,
-    "binary_cross_entropy_backward.default": binary_cross_entropy_backward,
-    "binary_cross_entropy_with_logits.default": binary_cross_entropy_with_logits,
-    "soft_margin_loss.default": soft_margin_loss,
-    "soft_margin_loss_backward.default": soft_margin_loss_backward,
-}
+# --- cards --------------------------------------------------------------------------------------
+
+CARDS = (
+    composed("nll_loss_forward", nll_loss, nll_loss_forward),
+    composed("nll_loss_backward", nll_loss_backward_shape, nll_loss_backward),
+    composed("nll_loss2d_forward", nll_loss2d, nll_loss_forward),
+    composed("nll_loss2d_backward", nll_loss_backward_shape, nll_loss_backward),
+    composed("soft_margin_loss", soft_margin_shape, soft_margin_loss),
+    composed("multi_margin_loss", multi_margin_loss_shape, multi_margin_loss),
+    composed("soft_margin_loss_backward", soft_margin_backward_shape, soft_margin_loss_backward),
+    composed("multi_margin_loss_backward", margin_backward, multi_margin_loss_backward),
+    composed("multilabel_margin_loss_backward", margin_backward, multilabel_margin_loss_backward),
+    library("_ctc_loss", ctc_loss, None, also("Tensor", ctc_loss_of_tensors)),
+    library("_ctc_loss_backward", ctc_loss_backward, None, also("Tensor", ctc_loss_backward)),
+    composed("multilabel_margin_loss_forward", None, multilabel_margin_loss_forward),
+)

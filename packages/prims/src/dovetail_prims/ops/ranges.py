@@ -1,8 +1,4 @@
-"""Evenly spaced numbers, counted from both ends.
-
-Eager rounds `start + step i` once, by a fused multiply-add; here it is taken in float64, where
-nothing is lost of a product of float32 numbers, and rounded once.
-"""
+"""Numbers at equal distances, and their logarithms."""
 
 from __future__ import annotations
 
@@ -12,17 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.ops.common import (
-    Family,
-    Number,
-    aten,
-    cast,
-    compute_dtype,
-    iota,
-    made_for,
-    where,
-)
+from dovetail_prims.fake_tensor import FakeTensor, Size
+from dovetail_prims.ops.card import also, composed, library
+from dovetail_prims.ops.common import Number, aten, cast, compute_dtype, iota, made_for, where
 from dovetail_prims.shape_rules.factories import device_of
+from dovetail_prims.shape_rules.layout import fresh
 
 _DOUBLE = torch.float64
 
@@ -75,8 +65,46 @@ def _range(name: str) -> Callable[..., Any]:
     return made_for(name, function)
 
 
-TABLE: Family = {
-    f"{name}.{overload}": _range(f"{name}.{overload}")
-    for name in ("linspace", "logspace")
-    for overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
-}
+def triangle_places(
+    rows: Size, columns: Size, offset: int, below: bool, options: dict[str, Any]
+) -> FakeTensor:
+    """Row and column of each element below a diagonal, or from it on."""
+    if type(rows) is not int or type(columns) is not int or type(offset) is not int:
+        return NotImplemented  # type: ignore[no-any-return]
+    if rows < 0 or columns < 0 or options.get("layout") not in (None, torch.strided):
+        return NotImplemented  # type: ignore[no-any-return]
+    last = offset if below else offset - 1
+    lower = sum(min(columns, max(0, row + last + 1)) for row in range(rows))
+    count = lower if below else rows * columns - lower
+    device = torch.device(options.get("device") or "cpu")
+    return fresh((2, count), options.get("dtype") or torch.int64, device)
+
+
+def lower_places(rows: Size, columns: Size, offset: int = 0, **options: Any) -> FakeTensor:
+    """`tril_indices`."""
+    return triangle_places(rows, columns, offset, True, options)
+
+
+def upper_places(rows: Size, columns: Size, offset: int = 0, **options: Any) -> FakeTensor:
+    """`triu_indices`."""
+    return triangle_places(rows, columns, offset, False, options)
+
+
+# --- cards ----------------------------------------------------------------------------------------
+
+CARDS = (
+    *(
+        composed(
+            name,
+            None,
+            _range(f"{name}.default"),
+            *(
+                also(overload, None, _range(f"{name}.{overload}"))
+                for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+            ),
+        )
+        for name in ("linspace", "logspace")
+    ),
+    library("tril_indices", lower_places),
+    library("triu_indices", upper_places),
+)

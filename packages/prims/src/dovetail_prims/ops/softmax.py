@@ -1,26 +1,50 @@
-"""softmax, log_softmax and logsumexp, forward and backward. Outputs are row-major, as eager's."""
+"""Softmax, its logarithm and logsumexp, with their gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dovetail_prims.fake_tensor import Size
-from dovetail_prims.ops.common import (
-    Family,
-    aten,
-    cast,
-    contiguous,
-    dims_of,
-    floating,
-    where,
-    wide,
-    wrap,
-)
+from dovetail_prims.fake_tensor import FakeTensor, Size
+from dovetail_prims.ops.card import composed
+from dovetail_prims.ops.common import aten, cast, contiguous, dims_of, floating, where, wide, wrap
 from dovetail_prims.shape_rules.data_bounds import known_truth
+from dovetail_prims.shape_rules.layout import fresh, wrap_dim
+from dovetail_prims.shape_rules.promotion import as_float
+from dovetail_prims.shape_rules.reductions import reduced_sizes
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+def logsumexp_shape(x: FakeTensor, dim: Any, keepdim: bool = False) -> FakeTensor:
+    """`logsumexp`."""
+    return fresh(reduced_sizes(x._sizes, dim, keepdim), as_float(x._dtype), x._device)
+
+
+def softmax_shape(x: FakeTensor, dim: int, half_to_float: bool) -> FakeTensor:
+    """`_softmax`, `_log_softmax`: contiguous, whatever the input's strides."""
+    wrap_dim(dim, len(x._sizes))
+    return fresh(x._sizes, torch.float32 if half_to_float else x._dtype, x._device)
+
+
+def safe_softmax_shape(x: FakeTensor, dim: int, dtype: Any = None) -> FakeTensor:
+    """`_safe_softmax`: rows that are wholly masked give zeros."""
+    wrap_dim(dim, len(x._sizes))
+    return fresh(x._sizes, dtype or x._dtype, x._device)
+
+
+def softmax_backward_shape(
+    grad: FakeTensor, output: FakeTensor, dim: int, input_dtype: torch.dtype
+) -> FakeTensor:
+    """Backward of both."""
+    return fresh(grad._sizes, input_dtype, grad._device)
+
+
+# --- decompositions -------------------------------------------------------------------------------
 
 
 def _empty(size: Size) -> bool:
@@ -108,11 +132,13 @@ def logsumexp(self: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor
     return cast(aten.add.Tensor(aten.log.default(total), top), floating(self).dtype)
 
 
-TABLE: Family = {
-    "_softmax.default": softmax,
-    "_log_softmax.default": log_softmax,
-    "_safe_softmax.default": safe_softmax,
-    "_softmax_backward_data.default": softmax_backward,
-    "_log_softmax_backward_data.default": log_softmax_backward,
-    "logsumexp.default": logsumexp,
-}
+# --- cards --------------------------------------------------------------------------------------
+
+CARDS = (
+    composed("logsumexp", logsumexp_shape, logsumexp),
+    composed("_softmax", softmax_shape, softmax),
+    composed("_log_softmax", softmax_shape, log_softmax),
+    composed("_safe_softmax", safe_softmax_shape, safe_softmax),
+    composed("_softmax_backward_data", softmax_backward_shape, softmax_backward),
+    composed("_log_softmax_backward_data", softmax_backward_shape, log_softmax_backward),
+)

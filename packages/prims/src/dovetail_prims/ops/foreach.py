@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_prims.ops.card import Card
-from dovetail_prims.ops.catalog import POINTWISE
+from dovetail_prims.ops.card import Card, Form, Kind, also
 from dovetail_prims.ops.common import Family, Number, aten, lookup
 from dovetail_prims.ops.reductions import linalg_vector_norm
 
@@ -161,7 +160,18 @@ def lerp_numbers(self: Tensors, tensors1: Tensors, weight: Sequence[Number]) -> 
     return [aten.lerp.Scalar(x, y, w) for x, y, w in rows]
 
 
-def _family() -> Family:
+def cards(pointwise: tuple[Card, ...]) -> tuple[Card, ...]:
+    """The operators on lists of tensors, among them those of these pointwise operators."""
+    forms: dict[str, list[Form]] = {}
+    for name, entry in _family(pointwise).items():
+        operator, overload = name.split(".")
+        forms.setdefault(operator, []).append(also(overload, None, entry))
+    return tuple(
+        Card(operator, 1, "", tuple(own), kind=Kind.COMPOSED) for operator, own in forms.items()
+    )
+
+
+def _family(pointwise: tuple[Card, ...]) -> Family:
     table: dict[str, Callable[..., Any]] = {
         "_foreach_lerp.Scalar": lerp_number,
         "_foreach_lerp.List": lerp_list,
@@ -173,7 +183,7 @@ def _family() -> Family:
         "_foreach_pow.List": pow_list,
         "_foreach_pow.ScalarAndTensor": pow_of_number,
     }
-    for card in POINTWISE:
+    for card in pointwise:
         each = f"_foreach_{card.name}"
         if not hasattr(torch.ops.aten, each) or f"{each}.Scalar" in table:
             continue
@@ -183,6 +193,3 @@ def _family() -> Family:
         variants = _three(card.name) if card.arity == 3 else _pairs(card)
         table |= {f"{each}.{kind}": function for kind, function in variants.items()}
     return table
-
-
-TABLE: Family = _family()

@@ -1,0 +1,188 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, hint_of, make
+from dovetail_prims.ops.card import library
+from dovetail_prims.shape_rules.layout import channels_last, fresh, insisted, suggests_channels_last
+from dovetail_prims.shape_rules.layout import contiguous as row_major
+
+
+def _expand(values: Sequence[Size], rank: int) -> Sequence[Size]:
+    """A parameter given once for all spatial dimensions."""
+    return tuple(values) * rank if len(values) == 1 else values
+
+
+def convolution_sizes(
+    x: Sizes,
+    weight: Sizes,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> Sizes:
+    """The output sizes of a convolution with batch dimension."""
+    rank = len(weight) - 2
+    stride, padding = _expand(stride, rank), _expand(padding, rank)
+    dilation, output_padding = _expand(dilation, rank), _expand(output_padding, rank)
+    out: list[Size] = [x[0], weight[1] * groups if transposed else weight[0]]
+    for d in range(rank):
+        kernel = dilation[d] * (weight[d + 2] - 1) + 1
+        size = x[d + 2]
+        if transposed:
+            size = (size - 1) * stride[d] - 2 * padding[d] + kernel + output_padding[d]
+        else:
+            if not insisted(size + 2 * padding[d] >= kernel):
+                raise RuntimeError(
+                    f"Calculated padded input size per channel: ({size + 2 * padding[d]}). Kernel "
+                    f"size: ({kernel}). Kernel size can't be greater than actual input size"
+                )
+            size = (size + 2 * padding[d] - kernel) // stride[d] + 1
+        out.append(size)
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a convolution's windows lie."""
+
+    stride: Sequence[Size]
+    dilation: Sequence[Size]
+    transposed: bool
+    output_padding: Sequence[Size]
+    groups: Size
+
+
+def _by_onednn(x: FakeTensor, weight: FakeTensor, windows: Windows) -> bool:
+    """Whether a convolution in three dimensions on a CPU is oneDNN's, by PyTorch's conditions: its
+    own kernels know no channels-last there. (Of symbolic sizes the examples' tell.)"""
+    if x._dtype is torch.float64 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    groups, batch = windows.groups, hint_of(x._sizes[0])
+    if windows.transposed:
+        pairs = zip(windows.output_padding, windows.stride, strict=True)
+        if any(more >= step for more, step in pairs):
+            return False
+    if x._dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if x._dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    height, width = weight._sizes[-2:]
+    spread = any(n != 1 for n in (*windows.stride, *windows.dilation, height, width))
+    if not spread and batch < 16 and torch.get_num_threads() == 1:
+        return False
+    large = batch > 1 or math.prod(map(hint_of, x._sizes[:4])) > 20480
+    return bool(large or groups != 1 or (height > 3 and width > 3))
+
+
+def _output_channels_last(x: FakeTensor, weight: FakeTensor, windows: Windows) -> bool:
+    """Whether a convolution works in channels-last: input or weight is laid out so."""
+    if x._device.type == "cpu":
+        if len(x._sizes) == 5 and not _by_onednn(x, weight, windows):
+            return False
+    elif x._dtype is torch.float64:
+        return False  # no vendor library
+    if len(x._sizes) == 3:  # run as one over images of one row, after the input is in order
+        return suggests_channels_last(_as_rows(weight)) or suggests_channels_last(
+            _as_rows(make(x._sizes, row_major(x._sizes), x._dtype, x._device))
+        )
+    return suggests_channels_last(x) or suggests_channels_last(weight)
+
+
+def _as_rows(x: FakeTensor) -> FakeTensor:
+    """Sequences as images of one row: `x.unsqueeze(2)`."""
+    (n, c, length), (s0, s1, s2) = x._sizes, x._strides
+    return make((n, c, 1, length), (s0, s1, s2 * length, s2), x._dtype, x._device)
+
+
+def _working_strides(sizes: Sizes) -> Sizes:
+    """The strides of a tensor of such sizes in the layout that channels-last convolutions use."""
+    if len(sizes) == 3:
+        n, c, length = sizes
+        s0, s1, _, s2 = channels_last((n, c, 1, length))
+        return s0, s1, s2
+    return channels_last(sizes)
+
+
+def convolution(
+    x: FakeTensor,
+    weight: FakeTensor,
+    bias: FakeTensor | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+) -> Any:
+    """Any convolution, with a batch dimension."""
+    if len(x._sizes) != len(weight._sizes):
+        return NotImplemented
+    channels = weight._sizes[0] if transposed else weight._sizes[1] * groups
+    if x._sizes[1] != channels:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight._sizes)}, expected input"
+            f"{list(x._sizes)} to have {channels} channels, but got {x._sizes[1]} channels instead"
+        )
+    if x._dtype is not weight._dtype:
+        raise RuntimeError(
+            f"Input type ({x._dtype}) and weight type ({weight._dtype}) should be the same"
+        )
+    for what, least, given in (("stride", 1, stride), ("padding", 0, padding),
+                               ("dilation", 1, dilation)):  # fmt: skip
+        if not all(insisted(number >= least) for number in given):
+            sign = "non-positive" if least else "negative"
+            raise RuntimeError(f"{sign} {what} is not supported")
+    sizes = convolution_sizes(
+        x._sizes, weight._sizes, stride, padding, dilation, transposed, output_padding, groups
+    )
+    windows = Windows(stride, dilation, transposed, output_padding, groups)
+    if len(sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows):
+        return make(sizes, _working_strides(sizes), x._dtype, x._device)
+    return fresh(sizes, x._dtype, x._device)
+
+
+def convolution_backward(
+    grad: FakeTensor,
+    x: FakeTensor,
+    weight: FakeTensor,
+    bias_sizes: Sequence[Size] | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: Size,
+    output_mask: Sequence[bool],
+) -> tuple[FakeTensor | None, FakeTensor | None, FakeTensor | None]:
+    """Gradients of input, weight, bias."""
+    windows = Windows(stride, dilation, transposed, output_padding, groups)
+    last = len(x._sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows)
+
+    def like(t: FakeTensor) -> FakeTensor:
+        strides = _working_strides(t._sizes) if last else row_major(t._sizes)
+        return make(t._sizes, strides, t._dtype, t._device)
+
+    bias = fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None
+    return (
+        like(x) if output_mask[0] else None,
+        like(weight) if output_mask[1] else None,
+        bias,
+    )
+
+
+# --- cards --------------------------------------------------------------------------------------
+
+CARDS = (
+    library("convolution", convolution),
+    library("convolution_backward", convolution_backward),
+)
