@@ -214,9 +214,8 @@ def _needs_gradient(arg: Value) -> bool:
 
 def _is_real(arg: Value) -> bool:
     """Is it a tensor of what has derivatives?"""
-    if not isinstance(arg, TensorValue):
-        return False
-    return bool(arg.fake.is_floating_point() or arg.fake.is_complex())
+    dtype = arg.fake.dtype if isinstance(arg, TensorValue) else torch.bool
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _place(value: Value, among: list[Any]) -> int:
