@@ -42,7 +42,7 @@ def test_row_reduction():
         "      const auto t1 = exp_(t0);\n"
         "      acc0 = acc0 + t1;\n"
         "    }\n"
-        "     {\n"
+        "    {\n"
         "      const int64_t i1 = 32;\n"
         "      const int n = 3;\n"
         "      const auto t2 = ldn<16>(p0 + 35 * i0 + i1, n);\n"

@@ -58,6 +58,8 @@ def decode_item(shape: KernelShape) -> list[str]:
 
 # Rows that are added to an accumulator at a time.
 ROWS = 4
+# What begins the block of what follows several vectors a turn.
+_REST = "{ constexpr int64_t u = 0;"
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Loops:
     def wrap(self, head: str, lines: Sequence[str]) -> None:
         """Statements under the head of a loop, or of a block."""
         out = self.writer.scopes[-1].lines
-        out.append(head + " {")
+        out.append(f"{head} {{" if head else "{")
         out.extend(f"  {line}" for line in lines)
         out.append("}")
 
@@ -191,7 +193,7 @@ class Loops:
 
     def _along(self, vector: Var, body: Callable[[], None], reducing: bool) -> None:
         """Whole vectors along a variable, then the rest."""
-        w, n = self.writer, self.shape.lanes
+        n = self.shape.lanes
         size, block = self.shape.end(vector), self.shape.block
         unrolls = reducing and self.shape.unroll > 1 and block is None
         unrolled = self._unrolled(vector, body) if unrolls else 0
@@ -201,7 +203,15 @@ class Loops:
         if isinstance(size, str) or not is_multiple(size, n):
             self._rest(vector, body)
         if unrolls:
-            w.line("}")
+            self._end_rest()
+
+    def _end_rest(self) -> None:
+        """End the block that `_unrolled` began, which is none if it has no statements."""
+        lines = self.writer.scopes[-1].lines
+        if lines[-1] == _REST:
+            lines.pop()
+        else:
+            lines.append("}")
 
     def _unrolled(self, vector: Var, body: Callable[[], None]) -> int | str:
         """Several vectors a turn, each with accumulators of its own; gives where that ends. What
@@ -221,7 +231,7 @@ class Loops:
                 "}",
             ],
         )
-        w.line("{ constexpr int64_t u = 0;")
+        w.line(_REST)
         return end
 
     def _whole_vectors(self, vector: Var, body: Callable[[], None], start: int | str) -> None:

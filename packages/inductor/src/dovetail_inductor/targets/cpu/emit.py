@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -85,6 +87,20 @@ def _in_segments(
     return replace(shape, lanes=lanes), found
 
 
+_NUMBER = re.compile(r"\s*(?:const )?int64_t (\w+) = [^;]*;")
+
+
+def _without_unread(lines: Sequence[str]) -> list[str]:
+    """The statements, without the numbers that they define and never read."""
+    words = Counter(re.findall(r"\w+", "\n".join(lines)))
+    defined = [_NUMBER.fullmatch(line) for line in lines]
+    return [
+        line
+        for line, number in zip(lines, defined, strict=True)
+        if number is None or words[number[1]] > 1
+    ]
+
+
 class _Emitter:
     def __init__(
         self,
@@ -133,8 +149,8 @@ class _Emitter:
             self._pass(self.full, [])
         body = w.close()
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
-        decode = [f"    {line}" for line in [*decode_item(self.shape), *self._ends()]]
-        lines = [*self.heap, *head, *decode, *(f"    {line}" for line in body), "  }", "}"]
+        item = _without_unread([*decode_item(self.shape), *self._ends(), *body])
+        lines = [*self.heap, *head, *(f"    {line}" for line in item), "  }", "}"]
         text = "\n".join(lines)
         symbols = names_in(text)
         parts, text = name_parts(text)

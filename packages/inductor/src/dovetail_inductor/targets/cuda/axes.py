@@ -28,6 +28,8 @@ def define_axis(lines: Lines, tiling: Tiling, wide: bool, position: int, start: 
     """Define an axis's flat index, which begins at `start`, its mask and its variables."""
     axis = tiling.axes[position]
     name = axis.name
+    if axis.block == 1 and not axis.vars:
+        return
     if axis.block == 1:  # a number and no block: what depends on it alone is computed once
         lines.add(f"{name} = {start}")
     elif axis.name == "r" and tiling.folds > 1:
