@@ -7,10 +7,10 @@
     compile    `PartitionedGraph` -> `CompiledParts`     by the caller's compilers
     assemble   all of these -> a callable                inputs written back, views made, autograd
 
-`compile_once` is these in a row. `aot_compile` keeps one such compilation for each way in which
-inputs share memory, where a graph depends on that. What compiled code cannot do (writing inputs
-back, views of inputs, autograd's bookkeeping) is done around it, by closures specialised when
-compiling, so that a plain signature costs nothing per call.
+`compile_once` is these in a row. `aot_compile` keeps one such compilation for each layout of
+inputs that share memory, where a graph depends on that. What compiled code cannot do (writing
+inputs back, views of inputs, autograd's bookkeeping) is done around it, by closures specialised
+when compiling, so that a plain signature costs nothing per call.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from dovetail_autograd_aot.calls.inference import compile_inference
 from dovetail_autograd_aot.calls.lazy_backward import MAX_VARIANTS, LazyBackward
 from dovetail_autograd_aot.calls.saved_tensors import UnsavedReads
 from dovetail_autograd_aot.calls.training import compile_training, unreached_inputs
-from dovetail_autograd_aot.joint.input_mutations import with_other_places
+from dovetail_autograd_aot.joint.input_mutations import inputs_moved
 from dovetail_autograd_aot.joint.joint_trace import Decompositions, trace_joint
 from dovetail_autograd_aot.partition.min_cut import Partitioner, min_cut_partition
 from dovetail_autograd_aot.subclasses.wrapping import Wrapping, compile_around
-from dovetail_autograd_aot.trace.input_storages import of_sizes, overlapping, places
+from dovetail_autograd_aot.trace.input_storages import layouts_in, of_sizes, overlapping
 from dovetail_autograd_aot.trace.node_values import example_values
 from dovetail_autograd_aot.trace.storage import TraceError
 
@@ -169,19 +169,19 @@ def _compile_as_placed(request: CompileRequest, example_inputs: Sequence[Any]) -
     if not joint.added.storages and not apart and not moved:
         return run
     # What the graph knows of how inputs lie in storages, and of which are views, is not guarded:
-    # one graph for each way.
+    # one graph for each layout.
     storages = joint.added.storages
 
     def placed(inputs: Sequence[Any]) -> tuple[Any, ...]:
-        other = with_other_places(moved, inputs) if moved else ()
-        return places(storages, inputs) + overlapping(apart, inputs) + other
+        other = inputs_moved(moved, inputs) if moved else ()
+        return layouts_in(storages, inputs) + overlapping(apart, inputs) + other
 
     variants = _variants_of(request, placed, {placed(example_inputs): run})
     if storages or apart:
         return variants
 
     def unless_moved(*inputs: Any) -> tuple[Any, ...]:
-        return variants(*inputs) if with_other_places(moved, inputs) else run(*inputs)
+        return variants(*inputs) if inputs_moved(moved, inputs) else run(*inputs)
 
     return unless_moved
 
@@ -224,7 +224,7 @@ def _variants_of(
         return run_by_eager(gm, log, str(error))
 
     def too_many() -> Run | None:
-        return None if wrapped else run_by_eager(gm, log, "inputs lie in ever new ways")
+        return None if wrapped else run_by_eager(gm, log, "inputs lie in ever new layouts")
 
     return InputVariants(key_of, of_any_size, log, too_many, known)
 

@@ -268,13 +268,13 @@ class PointSource(Enum):
 
 @dataclass(frozen=True)
 class GradientPoint:
-    """A tensor that a call hands out or writes to, as a place in autograd's graph.
+    """A tensor that a call hands out or writes to, as a node of autograd's graph.
 
     It is forward output number `forward`, or, if that is None, a view that is user output number
     `output`, or the input `written`, which changes its shape in place. A forward output is a user
     output, a new value of the input `written`, or, with None for both, a hidden base. `source`
-    tells where the tensor is found after the call. `direct` are the points that autograd has a way
-    to from it with no other in between, `below` all that it has a way to. `stage` tells when it
+    tells where the tensor is found after the call. `direct` are the points that autograd has a path
+    to from it with no other in between, `below` all that it has a path to. `stage` tells when it
     gets its node, or is made: the nodes of stage 0 come first, then the inputs of stage 0 are
     written to and its views made, then come the nodes of stage 1, and so on.
     """

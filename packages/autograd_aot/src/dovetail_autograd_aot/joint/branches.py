@@ -52,13 +52,8 @@ class Branch:
         return () if self.parts.backward is None else result_values(self.parts.backward)
 
 
-def output_of(gm: GraphModule) -> Node:
-    found: Node = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
-    return found
-
-
 def result_values(gm: GraphModule) -> tuple[Any, ...]:
-    return tuple(output_of(gm).meta["val"])
+    return tuple(gm.graph.output_node().meta["val"])
 
 
 # --- a branch -------------------------------------------------------------------------------------
@@ -117,13 +112,13 @@ def assembled(
     outputs: Callable[[Tracer, list[Any]], list[Node]],
     decompositions: Any,
 ) -> GraphModule:
-    """A graph of `inputs` that runs `body` on those at the places `given`, and gives `outputs` of
+    """A graph of `inputs` that runs `body` on those number `given`, and gives `outputs` of
     what that gives."""
     graph = FastGraph()
     tracer = Tracer(graph, decompositions)
     nodes: list[Node] = []
-    for place, value in enumerate(inputs):
-        node = graph.placeholder(f"operand{place}")
+    for position, value in enumerate(inputs):
+        node = graph.placeholder(f"operand{position}")
         node.meta["val"] = snapshot(value) if isinstance(value, Tensor) else value
         nodes.append(node)
     for node in nodes:
@@ -133,11 +128,11 @@ def assembled(
         elif isinstance(value, _NUMBERS):
             tracer.sizes.bind(value, node)
     env: dict[Node, Node] = {}
-    places = iter(given)
+    positions = iter(given)
     results: list[Any] = []
     for node in body.graph.nodes:
         if node.op == "placeholder":
-            env[node] = nodes[next(places)]
+            env[node] = nodes[next(positions)]
             pattern = node.meta["val"]
             if isinstance(pattern, FakeTensor):
                 env[node] = shaped_like(tracer, env[node], pattern)
@@ -176,13 +171,13 @@ def note_checks(node: Node, graphs: Sequence[GraphModule]) -> None:
 
 
 def used_operands(graphs: Sequence[GraphModule]) -> set[int]:
-    """The places of the operands that one of the graphs reads; numbers tell sizes of others."""
+    """The positions of the operands that one of the graphs reads; numbers tell sizes of others."""
     found: set[int] = set()
     for graph in graphs:
         given = [node for node in graph.graph.nodes if node.op == "placeholder"]
         found |= {
-            place
-            for place, node in enumerate(given)
+            position
+            for position, node in enumerate(given)
             if node.users or not isinstance(node.meta["val"], Tensor)
         }
     return found
@@ -190,8 +185,8 @@ def used_operands(graphs: Sequence[GraphModule]) -> set[int]:
 
 def without_unused(graph: GraphModule, used: set[int]) -> GraphModule:
     given = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    for place, node in enumerate(given):
-        if place not in used:
+    for position, node in enumerate(given):
+        if position not in used:
             graph.graph.erase_node(node)
     graph.recompile()
     return graph

@@ -27,7 +27,6 @@ from dovetail_autograd_aot.joint.branches import (
     assembled,
     cut_branch,
     note_checks,
-    output_of,
     result_values,
     sizes_not_told,
     unread_memory,
@@ -49,28 +48,28 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Slots:
-    """What the forward gives after the results, for the backward: for each place a fake. Saved
-    tensor `i` of branch `b` is at `places[b][i]`. Branches share places of one kind."""
+    """What the forward gives after the results, for the backward: for each slot a fake. Saved
+    tensor `i` of branch `b` is at `slots_of[b][i]`. Branches share slots of one kind."""
 
     values: tuple[FakeTensor, ...]
-    places: tuple[tuple[int, ...], ...]
+    slots_of: tuple[tuple[int, ...], ...]
 
 
 def _slots(branches: Sequence[Branch]) -> _Slots:
     values: list[FakeTensor] = []
-    places: list[tuple[int, ...]] = []
+    slots_of: list[tuple[int, ...]] = []
     for branch in branches:
         free = set(range(len(values)))
         own: list[int] = []
         for value in branch.tensors:
-            place = next((p for p in sorted(free) if same_metadata(values[p], value)), None)
-            if place is None:
+            slot = next((p for p in sorted(free) if same_metadata(values[p], value)), None)
+            if slot is None:
                 values.append(value)
-                place = len(values) - 1
-            free.discard(place)
-            own.append(place)
-        places.append(tuple(own))
-    return _Slots(tuple(values), tuple(places))
+                slot = len(values) - 1
+            free.discard(slot)
+            own.append(slot)
+        slots_of.append(tuple(own))
+    return _Slots(tuple(values), tuple(slots_of))
 
 
 class Conditional:
@@ -97,18 +96,18 @@ class Conditional:
         return [fresh(part) for part in parts[:count]]
 
     def _forward_graph(self, number: int) -> GraphModule:
-        branch, places = self.branches[number], self.slots.places[number]
+        branch, slots_of = self.branches[number], self.slots.slots_of[number]
         like = self.branches[0].results
         count = len(like)
 
         def outputs(tracer: Tracer, results: list[Any]) -> list[Node]:
             saved = [node for node in results[count:] if isinstance(node.meta["val"], FakeTensor)]
-            of_place = dict(zip(places, saved, strict=True))
+            of_slot = dict(zip(slots_of, saved, strict=True))
             pairs = zip(results[:count], like, strict=True)
             slots = enumerate(self.slots.values)
             return [
                 *(shaped_like(tracer, r, one) for r, one in pairs),
-                *(of_place.get(i) or unread_memory(tracer, v) for i, v in slots),
+                *(of_slot.get(i) or unread_memory(tracer, v) for i, v in slots),
             ]
 
         given = range(len(self.operands))
@@ -157,12 +156,12 @@ class Conditional:
             empty = GraphModule(torch.nn.Module(), Graph())
             return assembled(inputs, empty, (), outputs, self.tracer.decompositions)
         first = len(self.operands)
-        places = iter(self.slots.places[number])
+        slots_of = iter(self.slots.slots_of[number])
         where = {id(value): first + len(self.slots.values) + i for i, value in enumerate(numbers)}
         given = list(branch.parts.saved_primals)
         for value in branch.saved:
             tensor = isinstance(value, FakeTensor)
-            given.append(first + next(places) if tensor else where[id(value)])
+            given.append(first + next(slots_of) if tensor else where[id(value)])
         first += len(self.slots.values) + len(numbers)
         given += [first + self.graded.index(i) for i in branch.graded]
         return assembled(inputs, body, given, outputs, self.tracer.decompositions)
@@ -245,9 +244,9 @@ def trace_loop(
                 for r, one in zip(results[:count], patterns, strict=True)
             ]
 
-        forward, places = cut.parts.forward, range(len(operands))
-        graphs.append(assembled(operands, forward, places, outputs, tracer.decompositions))
-    told = output_of(graphs[0])  # a condition gives its tensor alone
+        forward, slots_of = cut.parts.forward, range(len(operands))
+        graphs.append(assembled(operands, forward, slots_of, outputs, tracer.decompositions))
+    told = graphs[0].graph.output_node()  # a condition gives its tensor alone
     told.args, told.meta["val"] = cast(Any, told.args[0]), told.meta["val"][0]
     used = used_operands(graphs) | set(range(count))
     names = [tracer.subgraph(without_unused(graph, used)) for graph in graphs]
@@ -256,6 +255,3 @@ def trace_loop(
     node = tracer.call(WHILE, (*names, tuple(nodes[:count]), rest), result_values(graphs[1]))
     note_checks(node, graphs)
     return tuple(fresh(part) for part in tracer.parts(node))
-
-
-__all__ = ["trace_conditional", "trace_loop"]

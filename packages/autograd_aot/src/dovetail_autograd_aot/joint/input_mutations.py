@@ -96,7 +96,7 @@ def _mutated(primals: Primals, index: int, storage: TracedStorage) -> MutatedInp
     """How an input of a storage that was written to changes; None if its storage tells."""
     examples, primal = primals.examples, primals[index]
     found = None
-    # Autograd saw the write if it moved the input to another place in its graph.
+    # Autograd saw the write if it moved the input to another node of its graph.
     graded = primal.value.grad_fn is not primal.grad_fn
     if storage.primal == index:
         if not storage.shared:
@@ -210,7 +210,7 @@ def take_views_of_reshaped(
     primals: Primals, result: Classified, reshaped: Sequence[ReshapedInput]
 ) -> None:
     """Let the views of an input that has a history and changes its shape be taken after that, with
-    the steps that are left then: its gradient goes by way of the input in its new shape. One that
+    the steps that are left then: its gradient goes through the input in its new shape. One that
     was taken before is refused: autograd takes it again by strides."""
     for number, info in enumerate(result.infos):
         if info.kind is not OutputKind.VIEW_OF_INPUT or info.is_leaf or not info.requires_grad:
@@ -334,7 +334,7 @@ def moved_inputs(
     reshaped: Sequence[ReshapedInput],
     infos: Sequence[OutputInfo],
 ) -> tuple[MovedInput, ...]:
-    """The inputs of a trace that would get other places if they were such views; TraceError if one
+    """The inputs of a trace that would get another node if they were such views; TraceError if one
     is. `paths` tell which autograd has a path to from an output."""
     graded = {m.index for m in mutated if not m.data_only}
     changed = {m.index for m in mutated if m.reshaped}
@@ -352,7 +352,7 @@ def moved_inputs(
             continue  # (of which types are guarded: never a view with a history)
         if index in whatever_is_used or (used and primal.writes):
             moved = MovedInput(index, index in graded, index in viewed, index in changed)
-            if gets_other_places(moved, example):
+            if gets_another_node(moved, example):
                 why = _TAKEN_ANEW if example._is_view() else _RETAINED
                 raise refusal(why.format(index), _writer(primals, index))
             found.append(moved)
@@ -372,11 +372,11 @@ def _writer(primals: Primals, index: int) -> str | None:
     return next((writer for writer in writers if writer is not None), None)
 
 
-def gets_other_places(moved: MovedInput, value: torch.Tensor) -> bool:
-    """Whether this input of a call is a view that the write gives places in autograd's graph which
-    no compiled graph knows. (One without a history has no old place. But where autograd sees the
+def gets_another_node(moved: MovedInput, value: torch.Tensor) -> bool:
+    """Whether this input of a call is a view that the write gives a node of autograd's graph which
+    no compiled graph knows. (One without a history has no old node. But where autograd sees the
     write, views of it that are older are taken of its base then, and not of it. What retains its
-    gradient, is written to and changes its shape does so at the place between the two.)"""
+    gradient, is written to and changes its shape does so at the node between the two.)"""
     if moved.reshaped and value.retains_grad:
         return True
     if not value._is_view():
@@ -384,11 +384,11 @@ def gets_other_places(moved: MovedInput, value: torch.Tensor) -> bool:
     return grad_fn_of(value) is not None or (moved.graded and moved.with_views)
 
 
-def with_other_places(moved: Sequence[MovedInput], inputs: Sequence[Any]) -> tuple[int, ...]:
+def inputs_moved(moved: Sequence[MovedInput], inputs: Sequence[Any]) -> tuple[int, ...]:
     """Those inputs of a call that a compiled graph does not hold for."""
     found: tuple[int, ...] = ()
     for one in moved:
-        if (one.reshaped or inputs[one.index]._is_view()) and gets_other_places(
+        if (one.reshaped or inputs[one.index]._is_view()) and gets_another_node(
             one, inputs[one.index]
         ):
             found = (*found, one.index)

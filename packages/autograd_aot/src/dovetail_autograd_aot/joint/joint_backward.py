@@ -22,7 +22,7 @@ from dovetail_autograd_aot.joint.user_backwards import UserGradients
 from dovetail_autograd_aot.outputs.output_aliasing import storage_order_strides
 from dovetail_autograd_aot.subclasses.wrapping import Wrapping
 from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
-from dovetail_autograd_aot.trace.engine import ERRORS_OF_BACKWARDS, run_engine, ways_between
+from dovetail_autograd_aot.trace.engine import ERRORS_OF_BACKWARDS, paths_between, run_engine
 from dovetail_autograd_aot.trace.storage import TracedStorage, TraceError, read, wrap
 
 _SPARSE = (
@@ -76,8 +76,8 @@ class JointBackward:
         if not self.roots or not any(leaf is not None for leaf in self.leaves):
             return TracedBackward(none, BackwardFacts(user_code=self.user_gradients.seen))
         tangents = [self._tangent(number) for number in range(len(self.roots))]
-        ways = ways_between(self.roots, self.leaves)
-        paths = tuple(map(bool, ways.reached))
+        paths = paths_between(self.roots, self.leaves)
+        connected = tuple(map(bool, paths.reached))
         for root in self.roots:  # (an input that was written to may be nobody's result)
             self.derivatives.visit(root.grad_fn)
         seen = self.user_gradients.seen
@@ -85,7 +85,7 @@ class JointBackward:
         self.user_gradients.begin_backward(len(tangents))
         try:
             with self.tracer, torch._C._DisableAutocast():
-                gradients = self._run_on_ways(tangents)
+                gradients = self._run_without_lost(tangents)
         except UnsupportedTensorError as error:
             if "torch.sparse" not in str(error):
                 raise
@@ -95,10 +95,10 @@ class JointBackward:
             if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
                 raise
             self._forget_backward()
-            again = self._without_lost(ways.reached)
+            again = self._without_lost(paths.reached)
             if again is not None:
                 return again.trace()
-            facts = BackwardFacts(ways.reached, paths, ways.freed, seen)
+            facts = BackwardFacts(paths.reached, connected, paths.freed, seen)
             return TracedBackward(none, facts, error=str(error))
         additive = self.user_gradients.are_additive()
         found = iter(gradients)
@@ -107,15 +107,15 @@ class JointBackward:
                 [] if leaf is None else self._pieces(position, next(found))
                 for position, leaf in enumerate(self.leaves)
             ]
-        reached = ways.reached
+        reached = paths.reached
         if len(tangents) > 1:
             reached = self._ask_which_reach(reached, pieces, tangents)
-        nodes, reached, freed = self._gradient_nodes(pieces, reached, ways.freed)
-        facts = BackwardFacts(reached, paths, freed, seen, additive)
+        nodes, reached, freed = self._gradient_nodes(pieces, reached, paths.freed)
+        facts = BackwardFacts(reached, connected, freed, seen, additive)
         return TracedBackward(nodes, facts, self.lost)
 
     def _without_lost(self, reached: Sequence[int]) -> JointBackward | None:
-        """The backward without the ways from roots to leaves that raise an error; None if nothing
+        """The backward without the paths from roots to leaves that raise an error; None if nothing
         is left, or if these were left out already."""
         if self.wrapping is not None or self.lost:
             return None
@@ -144,7 +144,7 @@ class JointBackward:
         self.tracer.forget_known()
         self.user_gradients.forget()
 
-    def _run_on_ways(self, tangents: Sequence[FakeTensor]) -> list[Tensor | None]:
+    def _run_without_lost(self, tangents: Sequence[FakeTensor]) -> list[Tensor | None]:
         """The gradients of the leaves that are wanted, each from the roots whose backward to it
         raises no error."""
         groups: dict[int, list[int]] = {}
@@ -172,7 +172,7 @@ class JointBackward:
         return sum(1 << each.tangent for each in self.lost if each.primals >> leaf & 1)
 
     def _lost_gradients(self, reached: Sequence[int]) -> tuple[LostGradients, ...]:
-        """The ways from roots to leaves on which the backward raises an error, by roots and
+        """The paths from roots to leaves on which the backward raises an error, by roots and
         errors."""
         found: dict[tuple[int, str], int] = {}
         for i, mask in enumerate(reached):
@@ -229,8 +229,8 @@ class JointBackward:
         gradients: Sequence[Sequence[Node]],
         tangents: Sequence[FakeTensor],
     ) -> tuple[int, ...]:
-        """Where autograd has a way from a root, but the gradient does not depend on its tangent,
-        the engine is asked: zeros may come that way (of what was overwritten), or nothing. (An
+        """Where autograd has a path from a root, but the gradient does not depend on its tangent,
+        the engine is asked: zeros may come along it (of what was overwritten), or nothing. (An
         error comes from what is lost.)"""
         lost = [self._lost_of(i) for i in range(len(self.leaves))]
         bits: dict[Node, int] = {read(self.tracer, t): 1 << i for i, t in enumerate(tangents)}

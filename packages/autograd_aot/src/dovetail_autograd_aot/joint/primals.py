@@ -18,12 +18,12 @@ from dovetail_autograd_aot.trace.autograd_queries import first_sharing, give_cou
 from dovetail_autograd_aot.trace.input_storages import (
     NonLeaf,
     base_of,
-    place_in,
     shared_storage,
     snapshot,
     static_inputs,
     storage_key,
     symbolic_values,
+    view_in,
 )
 from dovetail_autograd_aot.trace.node_values import attribute_of
 from dovetail_autograd_aot.trace.storage import TracedStorage, TraceError, wrap
@@ -226,7 +226,7 @@ class Primals:
             raise TraceError("a lazily conjugated or negated input that shares memory: clone it")
         else:
             storage, node = shared, shared.node
-            chain = place_in(node.meta["val"], example)
+            chain = view_in(node.meta["val"], example)
             for step in chain:
                 node = self.tracer.apply_view(step, node)
         leaf = wrap(node, storage, chain)

@@ -33,7 +33,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class _Place:
+class _CallSite:
     """Where autograd calls the user's code: a node of its graph."""
 
     node: Any
@@ -42,18 +42,18 @@ class _Place:
 class UserGradients:
     """What the users' code gave in the backward of one trace.
 
-    `nodes` are the marked nodes, with the place that each came from.
+    `nodes` are the marked nodes, with the call site that each came from.
     """
 
     def __init__(self, tracer: Tracer, own: Iterable[type]) -> None:
         self.tracer = tracer
         self.own = tuple(own)  # functions of autograd that are not the user's
-        self.nodes: dict[Node, _Place] = {}
-        self.given: dict[_Place, list[Node]] = {}  # by place: the gradients that went in
+        self.nodes: dict[Node, _CallSite] = {}
+        self.given: dict[_CallSite, list[Node]] = {}  # by call site: the gradients that went in
         self.calls: list[tuple[list[Node], list[Node]]] = []  # what went in, and what came out
         self.seen = False  # is there any code of the user's?
         self.marks = False  # is there more than one tangent?
-        self._called: set[_Place] | None = None
+        self._called: set[_CallSite] | None = None
 
     def begin_backward(self, num_tangents: int) -> None:
         """The engine is about to run. (What one tangent gives needs no marks.)"""
@@ -73,46 +73,46 @@ class UserGradients:
             return
 
         self.seen = True
-        place = _Place(node)
+        site = _CallSite(node)
 
         def hook(gradients: Gradients, given: Gradients) -> Gradients:
-            return self._note(place, gradients, given)
+            return self._note(site, gradients, given)
 
         node.register_hook(hook)
 
     def hooked(self, hook: GradientHook, tensor: Tensor, *taken: Any) -> Any:
         """Register a hook of the graph's."""
         self.seen = True
-        place = _Place(grad_fn_of(tensor))
+        site = _CallSite(grad_fn_of(tensor))
 
         def around(found: Tensor, given: Tensor) -> Tensor:
-            (marked,) = self._note(place, (found,), (given,))
+            (marked,) = self._note(site, (found,), (given,))
             assert marked is not None
             return marked
 
         return hook.register(tensor, taken, around)
 
-    def _note(self, place: _Place, gradients: Gradients, given: Gradients) -> Gradients:
-        """The gradients that the user's code gave for `given` ones at this place, marked."""
+    def _note(self, site: _CallSite, gradients: Gradients, given: Gradients) -> Gradients:
+        """The gradients that the user's code gave for `given` ones at this call site, marked."""
         if self._called is not None:
-            self._called.add(place)
+            self._called.add(site)
         elif self.tracer.in_backward:
             nodes = self._nodes(given)
-            self.given.setdefault(place, []).extend(nodes)
+            self.given.setdefault(site, []).extend(nodes)
             self.calls.append((nodes, self._nodes(gradients)))
         if not self.marks or not self.tracer.in_backward:
             return gradients
-        return tuple(g if g is None or is_wrapper(g) else self._marked(place, g) for g in gradients)
+        return tuple(g if g is None or is_wrapper(g) else self._marked(site, g) for g in gradients)
 
     def _nodes(self, gradients: Gradients) -> list[Node]:
         plain = [g for g in gradients if g is not None and not is_wrapper(g)]
         return [read(self.tracer, self.tracer.traced(g)) for g in plain]
 
-    def _marked(self, place: _Place, gradient: Tensor) -> Tensor:
+    def _marked(self, site: _CallSite, gradient: Tensor) -> Tensor:
         """The gradient, with a node that nothing else shares."""
         (value,) = self._nodes((gradient,))
         node = self.tracer.call(aten.alias.default, (value,), value.meta["val"])
-        self.nodes[node] = place
+        self.nodes[node] = site
         return wrap(node, TracedStorage(node))
 
     def are_additive(self) -> bool:
@@ -121,7 +121,7 @@ class UserGradients:
         return all(_is_additive(given, found) for given, found in self.calls)
 
     @contextmanager
-    def _asking(self) -> Iterator[set[_Place]]:
+    def _asking(self) -> Iterator[set[_CallSite]]:
         """A block in which nothing is marked, but noted what is called."""
         self._called, self.marks = set(), False
         try:
@@ -137,38 +137,40 @@ class UserGradients:
         bits: dict[Node, int],
         lost: Container[int],
     ) -> None:
-        """Say of each marked node by which tangents its place is reached. `bits` are those of the
+        """Say of each marked node by which tangents its site is reached. `bits` are those of the
         tangents' nodes; they become those of every node. The backward from the roots `lost` raises
         errors: nothing is asked of them."""
-        ways = _ways([root.grad_fn for root in roots], {place.node for place in self.given})
-        masks: dict[_Place, int] = {}
-        asked: dict[int, set[_Place]] = {}
+        reaching = _reaching_roots(
+            [root.grad_fn for root in roots], {site.node for site in self.given}
+        )
+        masks: dict[_CallSite, int] = {}
+        asked: dict[int, set[_CallSite]] = {}
 
-        def mask_of(place: _Place) -> int:
+        def mask_of(site: _CallSite) -> int:
             found = 0
-            for node in self.given[place]:
+            for node in self.given[site]:
                 found |= bits.get(node, 0)
             for number in range(len(roots)):
-                if (ways.get(place.node, found) & ~found) >> number & 1:
+                if (reaching.get(site.node, found) & ~found) >> number & 1:
                     if number in lost:
                         found |= 1 << number
                         continue
                     if number not in asked:
                         with self._asking() as asked[number]:
                             run_engine([roots[number]], [tangents[number]], wanted)
-                    found |= (place in asked[number]) << number
+                    found |= (site in asked[number]) << number
             return found
 
         for node in list(self.tracer.graph.nodes):
             found = bits.get(node, 0)
             for source in node.all_input_nodes:
                 found |= bits.get(source, 0)
-            place = self.nodes.get(node)
-            if place is not None:
-                if place not in masks:
-                    masks[place] = mask_of(place)
-                found |= masks[place]
-                GIVEN_WITH.tell(node, masks[place])
+            site = self.nodes.get(node)
+            if site is not None:
+                if site not in masks:
+                    masks[site] = mask_of(site)
+                found |= masks[site]
+                GIVEN_WITH.tell(node, masks[site])
             if found:
                 bits[node] = found
         self.marks = False
@@ -251,8 +253,8 @@ def _is_zero(value: Any) -> bool:
     return type(value) in (int, float) and value == 0
 
 
-def _ways(roots: Sequence[Any], places: set[Any]) -> dict[Any, int]:
-    """The places that autograd has a way to from each root's node, as bit sets."""
+def _reaching_roots(roots: Sequence[Any], wanted: set[Any]) -> dict[Any, int]:
+    """For each node among `wanted` the roots that autograd has a path from to it, as bit sets."""
     found: dict[Any, int] = {}
     for number, root in enumerate(roots):
         stack, seen = [root], set()
@@ -261,10 +263,7 @@ def _ways(roots: Sequence[Any], places: set[Any]) -> dict[Any, int]:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            if node in places:
+            if node in wanted:
                 found[node] = found.get(node, 0) | 1 << number
             stack += [following for following, _ in node.next_functions]
     return found
-
-
-__all__ = ["UserGradients"]

@@ -277,6 +277,3 @@ def _aliases(roles: Roles, saved: list[Node]) -> tuple[SavedAlias, ...]:
             if root in position and root.meta["val"]._dtype == output.meta["val"]._dtype:
                 aliases.append(SavedAlias(i, position[root]))
     return tuple(aliases)
-
-
-__all__ = ["default_partition", "min_cut_partition"]

@@ -318,6 +318,3 @@ def _scaled(node: Node, written: Written) -> Node:
         written.chain.append(node)
         node = source
     return node
-
-
-__all__ = ["attention_as_written", "recognise_attention"]

@@ -319,5 +319,3 @@ class _TakeApart(torch.autograd.Function):
 
 BOUNDARY_FUNCTIONS = (_TakeApart,)
 """The functions of autograd that a trace has because of wrapping tensors."""
-
-__all__ = ["BOUNDARY_FUNCTIONS", "Wrapping", "compile_around"]

@@ -1,8 +1,8 @@
 """Derivatives of autograd's that are mended while a graph is traced, by hooks on its nodes.
 
-Some go another way where a tensor's data cannot be read (a mask instead of indices, a copy instead
-of a write), and what they give lies otherwise in memory: it is laid out as the way would that eager
-goes. Some subtract what is nearly equal and was rounded: they are computed anew without that.
+Some compute otherwise where a tensor's data cannot be read (a mask instead of indices, a copy
+instead of a write), and what they give lies otherwise in memory: it is laid out as eager's. Some
+subtract what is nearly equal and was rounded: they are computed anew without that.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ def run_engine(
 
 
 @dataclass(frozen=True)
-class Ways:
-    """Autograd's ways from roots to leaves.
+class Paths:
+    """The paths of autograd's graph from roots to leaves.
 
     `reached` tells for each leaf which roots lead to it, as a bit set. `freed` tells what a
     backward frees: of nodes that save something, the roots that lead to one, and the leaves that it
-    leads to, as bit sets. A pass that comes to such a node closes all the ways through it. (Of sets
+    leads to, as bit sets. A pass that comes to such a node closes all paths through it. (Of sets
     that lie within others there is no need.)
     """
 
@@ -46,8 +46,8 @@ class Ways:
     freed: tuple[tuple[int, int], ...]
 
 
-def ways_between(roots: Sequence[Tensor], leaves: Sequence[Any]) -> Ways:
-    """The ways of autograd's graph; None among the leaves stands for one that has no gradient."""
+def paths_between(roots: Sequence[Tensor], leaves: Sequence[Any]) -> Paths:
+    """The paths of autograd's graph; None among the leaves stands for one that has no gradient."""
     nodes = nodes_below(roots)
     index_of = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
     below: dict[Any, int] = {}  # the leaves that a node leads to
@@ -68,7 +68,7 @@ def ways_between(roots: Sequence[Tensor], leaves: Sequence[Any]) -> Ways:
                 reached[index] = above[node]
     saving = (n for n in nodes if below[n] and not _accumulates(n) and not saves_nothing(n))
     freed = {(above[node], below[node]) for node in saving}
-    return Ways(tuple(reached), _largest(freed))
+    return Paths(tuple(reached), _largest(freed))
 
 
 def nodes_below(roots: Sequence[Tensor]) -> dict[Any, list[Any]]:

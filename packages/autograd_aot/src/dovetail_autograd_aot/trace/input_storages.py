@@ -24,7 +24,7 @@ from dovetail_autograd_aot.trace.autograd_queries import first_sharing, share_co
 from dovetail_autograd_aot.trace.storage import (
     TracedStorage,
     TraceError,
-    place_in_elements,
+    in_dtype,
     reaches_into_itself,
     wrap,
 )
@@ -169,14 +169,13 @@ def base_of(shared: SharedStorage, inputs: Sequence[Any]) -> Tensor:
     return member.data.as_strided((shared.size,), (1,), 0)
 
 
-def place_in(whole: FakeTensor, example: Tensor) -> tuple[ViewStep, ...]:
+def view_in(whole: FakeTensor, example: Tensor) -> tuple[ViewStep, ...]:
     """The view of its storage that an input is."""
     args = (list(example.shape), list(example.stride()), example.storage_offset())
-    place = ViewStep(aten.as_strided.default, args)
-    return place_in_elements(whole, example.dtype, place)
+    return in_dtype(whole, example.dtype, ViewStep(aten.as_strided.default, args))
 
 
-def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:
+def layouts_in(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any, ...]:
     """How the members lie in storages, and which share a version counter: a graph that was made for
     it holds only for that. (It knows their sizes by number, whatever is symbolic elsewhere.)"""
     order: dict[int, int] = {}
@@ -185,7 +184,7 @@ def places(shared: Sequence[SharedStorage], inputs: Sequence[Any]) -> tuple[Any,
         for index in storage.members:
             t = inputs[index]
             number = order.setdefault(storage_key(t), len(order))
-            found.append((number, *_place(t)))
+            found.append((number, *_layout(t)))
         counters: list[int] = []  # a member for each
         for index in storage.members:
             first = first_sharing(index, counters, inputs)
@@ -203,7 +202,7 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
         if storage_key(a) != storage_key(b):
             continue
         if memory_overlaps(a, b):
-            found.append((*pair, _place(a), _place(b)))
+            found.append((*pair, _layout(a), _layout(b)))
         elif are_relatives(a, b):
             found.append(pair)
         if share_counter(a, b):
@@ -211,21 +210,21 @@ def overlapping(apart: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> tupl
     return tuple(found)
 
 
-def _place(t: Tensor) -> tuple[Any, ...]:
+def _layout(t: Tensor) -> tuple[Any, ...]:
     return t.storage_offset(), tuple(t.shape), t.stride(), t.untyped_storage().nbytes()
 
 
 def lies_on_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether several elements of a tensor lie at one place in memory."""
+    """Whether several elements of a tensor lie on one another in memory."""
     count = math.prod(shape)
     if count == 0 or not reaches_into_itself(shape, stride):
         return False
     if count > 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)):
-        return True  # more elements than places
-    places = {0}  # dimensions that reach into one another may still miss each other's elements
+        return True  # more elements than memory
+    offsets = {0}  # dimensions that reach into one another may still miss each other's elements
     for step, size in zip(stride, shape, strict=True):
-        places = {place + i * step for place in places for i in range(size)}
-    return len(places) != count
+        offsets = {offset + i * step for offset in offsets for i in range(size)}
+    return len(offsets) != count
 
 
 def refuse_inner_overlap(example: Tensor, index: int) -> None:

@@ -43,15 +43,9 @@ _IN_DTYPE_OF_OUT = frozenset({"sum", "prod", "nansum", "cumsum", "cumprod"})
 _AS_DTYPE_OF_OUT = frozenset({"std", "var"})
 
 
-def _target(tracer: Tracer, value: Any) -> FakeTensor:
-    if type(value) is FakeTensor:
-        return value
-    return tracer.constant(value)
-
-
 def copy(tracer: Tracer, target: Tensor, source: Any, non_blocking: bool = False) -> FakeTensor:
     """`copy_`: the source, a tensor or a number, in the layout of the target."""
-    tensor = _target(tracer, target)
+    tensor = tracer.traced(target)
     if not isinstance(source, Tensor):
         source = tracer.literal(source, tensor._device)
     value = read(tracer, tracer.traced(source))
@@ -61,7 +55,7 @@ def copy(tracer: Tracer, target: Tensor, source: Any, non_blocking: bool = False
 
 def fill(tracer: Tracer, func: OpOverload, args: tuple[Any, ...]) -> FakeTensor:
     """`fill_` with a number, and `zero_`."""
-    tensor = _target(tracer, args[0])
+    tensor = tracer.traced(args[0])
     value = args[1] if func is aten.fill_.Scalar else 0
     sizes = [tracer.nodes(s) for s in tensor._sizes]
     kwargs = {"dtype": tensor._dtype, "device": tensor._device}
@@ -125,7 +119,7 @@ def write(
         def run(canvas: FakeTensor, numbers: tuple[Any, ...]) -> Any:
             return _run_form(tracer, form, (canvas, *numbers), rest)
 
-        result = drawn(tracer, func, _target(tracer, targets[0]), tuple(positional[1:]), run)
+        result = drawn(tracer, func, tracer.traced(targets[0]), tuple(positional[1:]), run)
     if result is None:
         result = _run_form(tracer, form, tuple(positional), rest)
     results = [result] if len(form._schema.returns) == 1 else list(result)
@@ -197,7 +191,7 @@ def _in_dtype_of(
 
 
 def _custom(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A user's operator: its twin gives its results, then what it writes to what it is given."""
+    """A user's operator: its functional form gives its results, then what it writes."""
     values = dict(zip(op_info(func).argument_names, args, strict=False)) | kwargs
     absent = absent_arguments(func, values)
     form = functional_twin(func, absent)
@@ -227,7 +221,7 @@ def _written(
     own = results[: len(results) - len(targets)]
     in_lists = {id(t) for target in targets if isinstance(target, (list, tuple)) for t in target}
     for target, new in zip(flatten(targets), flatten(results[len(own) :]), strict=True):
-        tensor = _target(tracer, target)
+        tensor = tracer.traced(target)
         sizes = new.meta["val"]._sizes
         fits = same_sizes(sizes, tensor._sizes)
         if not fits and is_out and all(type(s) is int for s in (*sizes, *tensor._sizes)):
@@ -300,7 +294,7 @@ def _values(tracer: Tracer, result: Any) -> Any:
 
 def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """native_batch_norm updates the running statistics in training, which its schema hides."""
-    filled, _ = default_arguments(aten.native_batch_norm.default, args, kwargs)
+    filled: list[Any] = default_arguments(aten.native_batch_norm.default, args, kwargs)[0]
     x, weight, bias, mean, var, training, momentum, eps = filled
     if not training:
         form = aten._native_batch_norm_legit_no_training.default
@@ -312,14 +306,14 @@ def _batch_norm(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return tuple(fresh(n) for n in _run_form(tracer, form, stateless, {}))
     form = aten._native_batch_norm_legit_functional.default
     out, save_mean, save_invstd, new_mean, new_var = _run_form(tracer, form, tuple(filled), {})
-    write_value(tracer, _target(tracer, mean), new_mean)
-    write_value(tracer, _target(tracer, var), new_var)
+    write_value(tracer, tracer.traced(mean), new_mean)
+    write_value(tracer, tracer.traced(var), new_var)
     return fresh(out), fresh(save_mean), fresh(save_invstd)
 
 
 def _batch_norm_out(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """native_batch_norm that writes its three results, and the running statistics."""
-    targets = [kwargs.pop(name) for name in ("out", "save_mean", "save_invstd")]
+    targets: list[Any] = [kwargs.pop(name) for name in ("out", "save_mean", "save_invstd")]
     results = [read(tracer, t) for t in _batch_norm(tracer, args, kwargs)]
     form = aten.native_batch_norm.default
     return _written(tracer, aten.native_batch_norm.out, form, targets, results, args, True)

@@ -150,10 +150,8 @@ def effective(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> tuple[View
         if chain[i].op is aten.as_strided.default:
             before = [step.op for step in chain[:i]]
             kept = [ViewStep(op, ()) for op in _LAZY if before.count(op) % 2]
-            place = place_in_elements(
-                storage.node.meta["val"], seen_dtype(storage, chain[:i]), chain[i]
-            )
-            return (*place, *kept, *chain[i + 1 :])
+            seen = in_dtype(storage.node.meta["val"], seen_dtype(storage, chain[:i]), chain[i])
+            return (*seen, *kept, *chain[i + 1 :])
     return chain
 
 
@@ -170,24 +168,22 @@ def seen_dtype(storage: TracedStorage, chain: tuple[ViewStep, ...]) -> torch.dty
     return dtype  # type: ignore[no-any-return]
 
 
-def place_in_elements(
-    whole: FakeTensor, dtype: torch.dtype, place: ViewStep
-) -> tuple[ViewStep, ...]:
-    """The steps that lead from a whole storage to a `place` in it, an as_strided that counts
+def in_dtype(whole: FakeTensor, dtype: torch.dtype, strided: ViewStep) -> tuple[ViewStep, ...]:
+    """The steps that lead from a whole storage to what `strided`, an as_strided, shows that counts
     elements of a `dtype`, which may be another one than the whole has."""
     own: torch.dtype = whole._dtype
     if dtype is own:
-        return (place,)
-    sizes, strides, offset = place.args
+        return (strided,)
+    sizes, strides, offset = strided.args
     numbers = [*sizes, *strides, offset, *whole._sizes]  # type: ignore[misc]
     if not all(type(n) is int for n in numbers):
         raise TraceError("as_strided of a tensor that is seen as another dtype, of symbolic sizes")
     seen = ViewStep(aten.view.dtype, (dtype,))
     if dtype.itemsize == own.itemsize:
-        return place, seen
+        return strided, seen
     if dtype.itemsize < own.itemsize:
         flat = ViewStep(aten.as_strided.default, ([math.prod(whole._sizes)], [1], 0))
-        return flat, seen, place
+        return flat, seen, strided
     parts = dtype.itemsize // own.itemsize  # of each element, along another dimension
     args = ([*sizes, parts], [*(n * parts for n in strides), 1], offset * parts)  # type: ignore
     one = ViewStep(aten.squeeze.dim, (len(sizes),))  # type: ignore[arg-type]

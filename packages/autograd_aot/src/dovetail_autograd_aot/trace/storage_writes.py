@@ -2,7 +2,7 @@
 
 What is written to a view goes back through the steps that lead to it. A view that shows an element
 of memory more than once, an expanded tensor or overlapping windows, cannot be given new values as a
-whole, but a part of it that shows each element once can: by where it lies in the storage.
+whole, but a part of it that shows each element once can: by its offset in the storage.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False
         )
     if storage.reshaped and tensor._is_view():
         tracer.written_without_gradients.append((tensor, _RESHAPED, tracer.running))
-    if _by_places_of_others(tensor):
+    if _by_offsets_of_others(tensor):
         if tracer.in_backward:
             raise TraceError(_ELSEWHERE)
         tracer.written_without_gradients.append((tensor, _ELSEWHERE, tracer.running))
@@ -88,7 +88,7 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False
     for step in chain:
         values.append(tracer.apply_view(step, values[-1]))
     if _shows_twice(storage, chain, values):
-        storage.node = _written_by_place(tracer, tensor, value, chain, uniform)
+        storage.node = _written_by_offset(tracer, tensor, value, chain, uniform)
         storage.count_write(tracer)
         return
     if not chain:
@@ -105,9 +105,9 @@ def write(tracer: Tracer, tensor: FakeTensor, value: Node, uniform: bool = False
     storage.count_write(tracer)
 
 
-def _by_places_of_others(tensor: FakeTensor) -> bool:
+def _by_offsets_of_others(tensor: FakeTensor) -> bool:
     """Whether autograd, which replays an as_strided on a gradient that begins where its memory
-    does, would do so with the place in the storage that the program gave."""
+    does, would do so with the offset in the storage that the program gave."""
     base: Any = tensor._base
     begins_there = base is None or (type(base._offset) is int and base._offset == 0)
     if begins_there or not torch.is_grad_enabled():
@@ -213,7 +213,7 @@ def _shows_twice(storage: TracedStorage, chain: Sequence[ViewStep], values: Sequ
     return False
 
 
-def _written_by_place(
+def _written_by_offset(
     tracer: Tracer, tensor: FakeTensor, value: Node, chain: Sequence[ViewStep], uniform: bool
 ) -> Node:
     """The new value of a tensor's storage. Elements of the tensor that lie on one another, because

@@ -98,8 +98,8 @@ def take_step(
     like = base if func in PHYSICAL else None
     if like is None and not same_metadata(value.meta["val"], base):
         # After a write the value may lie otherwise in memory than the tensor does.
-        place = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
-        like = propagate(func, (place, *values(args)), dict(kwargs or {}))
+        lying = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
+        like = propagate(func, (lying, *values(args)), dict(kwargs or {}))
     return wrap(node, track.storage, (*track.chain, step), like)
 
 
@@ -197,8 +197,8 @@ def as_strided(
     node = read(tracer, root)
     for each in effective(storage, chain):
         node = tracer.apply_view(each, node)
-    place = make(tuple(sizes), tuple(strides), base._dtype, base._device, storage_offset)
-    return wrap(node, storage, chain, like=place)
+    lying = make(tuple(sizes), tuple(strides), base._dtype, base._device, storage_offset)
+    return wrap(node, storage, chain, like=lying)
 
 
 def _has_values(storage: TracedStorage, sizes: list[Any], strides: list[Any], offset: Any) -> bool:
