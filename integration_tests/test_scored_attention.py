@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile, recognise_scored_attention
+from dovetail_autograd_aot import AotSettings, aot_compile, recognise_scored_attention
 from dovetail_autograd_aot.patterns import score_patterns
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims.decompositions import core_aten_table
@@ -78,7 +78,9 @@ class Kernels:
             examples,
             forward_compiler=self.compile,
             decompositions=core_aten_table(),
-            rewrite=lambda gm: recognise_scored_attention(gm, "cpu", (torch.float16,)),
+            settings=AotSettings(
+                lambda gm: recognise_scored_attention(gm, "cpu", (torch.float16,))
+            ),
         )
 
     def compile(self, gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

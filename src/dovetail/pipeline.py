@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 from dovetail_autograd_aot import (
+    AotSettings,
     JointGraph,
     PartitionedGraph,
     Signature,
@@ -150,9 +151,11 @@ class CompilerBackend:
             backward_compiler=stages.compile_backward,
             decompositions=core_aten_table(),
             partition=stages.partition,
-            rewrite=with_attention,
+            settings=AotSettings(
+                rewrite=with_attention,
+                late_error=partial(self._note, replace(role, late=True), gm),
+            ),
             log=self.records.autograd,
-            late_error=partial(self._note, replace(role, late=True), gm),
         )
         generated = sum(g.codegen_s + g.load_s for g in self.records.graphs[known:])
         self.records.tracing_s += time.perf_counter() - start - generated

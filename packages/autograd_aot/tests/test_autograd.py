@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, check, run_fx
-from dovetail_autograd_aot import AotLog, TraceError, aot_compile
+from dovetail_autograd_aot import AotLog, AotSettings, TraceError, aot_compile
 from dovetail_autograd_aot.calls import double_backward
 
 
@@ -145,7 +145,7 @@ def test_backward_is_compiled_lazily():
     assert len(calls) == 2
     aot_compile(
         as_graph(lambda a: (a.sin(),), 1), [a], forward_compiler=compiler,
-        compile_backward_now=True,
+        settings=AotSettings(backward_now=True),
     )  # fmt: skip
     assert len(calls) == 4
 

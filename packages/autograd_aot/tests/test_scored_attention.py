@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import aot_compile
+from dovetail_autograd_aot import AotSettings, aot_compile
 from dovetail_autograd_aot.patterns import score_patterns, scored_attention
 from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
 from dovetail_prims.decompositions import core_aten_table
@@ -203,7 +203,7 @@ def compiled(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> tuple[Any, lis
         args,
         forward_compiler=compiler,
         decompositions=core_aten_table(),
-        rewrite=lambda gm: recognise_scored_attention(gm, "cpu", (torch.float32,)),
+        settings=AotSettings(lambda gm: recognise_scored_attention(gm, "cpu", (torch.float32,))),
     )
     return run, called
 

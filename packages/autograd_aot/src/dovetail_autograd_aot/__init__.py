@@ -16,7 +16,7 @@ from dovetail_autograd_aot.partition.min_cut import default_partition, min_cut_p
 from dovetail_autograd_aot.partition.narrow_indices import narrow_saved_indices
 from dovetail_autograd_aot.patterns.attention_pattern import recognise_attention
 from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
-from dovetail_autograd_aot.pipeline import aot_compile
+from dovetail_autograd_aot.pipeline import AotSettings, aot_compile
 from dovetail_autograd_aot.trace.node_values import example_values
 from dovetail_autograd_aot.trace.storage import TraceError
 
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AotLog",
+    "AotSettings",
     "BackwardReport",
     "JointGraph",
     "MutatedInput",

@@ -57,6 +57,25 @@ Rewrite = Callable[[GraphModule], GraphModule]
 LateError = Callable[[Exception], None]
 
 
+def _reraise(error: Exception) -> None:
+    raise error
+
+
+@dataclass(frozen=True)
+class AotSettings:
+    """What is asked of a compilation besides its compilers.
+
+    What is traced is the graph that `rewrite` makes of the captured one, such as
+    `recognise_attention`, but for the backward of a backward. The backward is compiled at the first
+    backward, unless `backward_now`. Where compiling fails later, for inputs that lie otherwise in
+    memory, `late_error` is called: it raises the error, or the captured operators run as they are.
+    """
+
+    rewrite: Rewrite | None = None
+    backward_now: bool = False
+    late_error: LateError = _reraise
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """How graphs are traced, partitioned and compiled (see `aot_compile`)."""
@@ -64,10 +83,8 @@ class CompileOptions:
     forward_compiler: Compiler
     backward_compiler: Compiler
     partition: Partitioner
-    backward_now: bool = False
-    decompositions: Decompositions | None = None
-    function_mode: Callable[[], Any] | None = None
-    rewrite: Rewrite | None = None
+    decompositions: Decompositions | None
+    settings: AotSettings
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,6 @@ class CompileRequest:
     gm: GraphModule
     options: CompileOptions
     log: AotLog
-    late_error: LateError
     unsaved: UnsavedReads
     wrapping: Wrapping | None = None
 
@@ -102,45 +118,30 @@ def aot_compile(
     backward_compiler: Compiler | None = None,
     decompositions: Decompositions | None = None,
     partition: Partitioner = min_cut_partition,
-    compile_backward_now: bool = False,
-    function_mode: Callable[[], Any] | None = None,
-    rewrite: Rewrite | None = None,
+    settings: AotSettings | None = None,
     log: AotLog | None = None,
-    late_error: LateError | None = None,
 ) -> Run:
     """Compile `gm`, a graph over flat inputs that returns a tuple.
 
     A compiler takes a functional graph and its example inputs (fakes and numbers) and gives a
     callable that takes the same inputs positionally and returns the outputs. If the callable has a
     method `run_consuming`, which takes them out of a list and drops each after its last use, the
-    backward is called so, and saved tensors are freed while it runs. The backward is compiled at
-    the first backward, unless `compile_backward_now`. Grad mode is that of this call.
-    `function_mode` is as for `trace_joint`. What is traced is the graph that `rewrite` makes of
-    `gm`, such as `recognise_attention`, but for the backward of a backward. What happens later is
-    counted in `log`. Where compiling fails later, for inputs that lie otherwise in memory,
-    `late_error` is called: it raises the error, or the captured operators run as they are.
+    backward is called so, and saved tensors are freed while it runs. Grad mode is that of this
+    call. What happens later is counted in `log`.
     """
     options = CompileOptions(
         forward_compiler=forward_compiler,
         backward_compiler=backward_compiler or forward_compiler,
         partition=partition,
-        backward_now=compile_backward_now,
         decompositions=decompositions,
-        function_mode=function_mode,
-        rewrite=rewrite,
+        settings=settings or AotSettings(),
     )
-    kept_log = AotLog() if log is None else log
-    return _compile_any(options, kept_log, late_error or _reraise, gm, example_inputs)
-
-
-def _reraise(error: Exception) -> None:
-    raise error
+    return _compile_any(options, AotLog() if log is None else log, gm, example_inputs)
 
 
 def _compile_any(
     options: CompileOptions,
     log: AotLog,
-    late_error: LateError,
     gm: GraphModule,
     example_inputs: Sequence[Any],
 ) -> Run:
@@ -148,7 +149,7 @@ def _compile_any(
     unsaved = UnsavedReads(
         reads_of(gm), *(tuple(gm.meta.get(key, ())) for key in (INPUTS, OUTPUTS))
     )
-    request = CompileRequest(gm, options, log, late_error, unsaved)
+    request = CompileRequest(gm, options, log, unsaved)
     if not any(map(is_wrapper, example_inputs)) and not has_wrappers(gm.graph):
         return _compile_as_placed(request, example_inputs)
 
@@ -208,7 +209,8 @@ def _variants_of(
     def of_these_sizes(inputs: Sequence[Any]) -> Run:
         try:
             # (What recognises attention asks for sizes that are not known here.)
-            as_it_is = replace(request.options, rewrite=None)
+            settings = replace(request.options.settings, rewrite=None)
+            as_it_is = replace(request.options, settings=settings)
             sized = replace(request, gm=of_sizes(gm, inputs), options=as_it_is)
             _, made = compile_once(sized, inputs)
         except Exception as error:
@@ -220,7 +222,7 @@ def _variants_of(
         if wrapped:  # its graph notes of each trace how results are put together
             raise error
         if not isinstance(error, TraceError):
-            request.late_error(error)
+            request.options.settings.late_error(error)
         return run_by_eager(gm, log, str(error))
 
     def too_many() -> Run | None:
@@ -247,7 +249,7 @@ def compile_once(request: CompileRequest, inputs: Sequence[Any]) -> tuple[JointG
 
 def rewrite(request: CompileRequest) -> GraphModule:
     """The captured graph as it is traced."""
-    change = request.options.rewrite
+    change = request.options.settings.rewrite
     return request.gm if change is None else change(request.gm)
 
 
@@ -257,7 +259,6 @@ def trace(request: CompileRequest, graph: GraphModule, inputs: Sequence[Any]) ->
         graph,
         inputs,
         decompositions=request.options.decompositions,
-        function_mode=request.options.function_mode,
         wrapping=request.wrapping,
     )
 
@@ -278,7 +279,7 @@ def compile_parts(request: CompileRequest, parts: PartitionedGraph) -> CompiledP
     ends = (*_sizes_of(parts.forward), *_sizes_of(parts.backward))
     symbolic = any(isinstance(v, (torch.SymInt, torch.SymFloat)) for v in ends)
     backward = LazyBackward(parts, options.backward_compiler, request.log, MAX_VARIANTS, symbolic)
-    if options.backward_now or symbolic:
+    if options.settings.backward_now or symbolic:
         # What the backward's compiler assumes of symbolic sizes must be known to the guards,
         # which are made when this function returns.
         backward.variant(0)
@@ -296,12 +297,13 @@ def assemble(
     given = (*inputs, *joint.added.constants)
     tensors = [(i, v) for i, v in enumerate(given) if isinstance(v, Tensor)]
     unresolved = [i for i, v in tensors if v.is_conj() or v.is_neg()]
-    log, late_error = request.log, request.late_error
-    again = replace(request.options, backward_now=False, rewrite=None)
+    log = request.log
+    settings = replace(request.options.settings, backward_now=False, rewrite=None)
+    again = replace(request.options, settings=settings)
 
     def compile_second(second: GraphModule, examples: Sequence[Any]) -> Run:
         with torch.enable_grad():
-            return _compile_any(again, log, late_error, second, examples)
+            return _compile_any(again, log, second, examples)
 
     if compiled.backward is None:
         # The captured operators must not be recorded by autograd (a Plan would not be, but the

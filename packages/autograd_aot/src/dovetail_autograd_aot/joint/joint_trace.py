@@ -7,7 +7,6 @@ autograd engine from the outputs back to the inputs, and reads off how outputs r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -69,17 +68,12 @@ def trace_joint(
     example_inputs: Sequence[Any],
     *,
     decompositions: Decompositions | None = None,
-    function_mode: Callable[[], Any] | None = None,
     wrapping: Wrapping | None = None,
 ) -> JointGraph:
     """Trace `gm` ahead of time, forward and (where something requires grad) backward.
 
-    `function_mode` makes a `TorchFunctionMode` under which the captured calls run: the place to
-    keep an operator whole that C++ would decompose. `RewritingMode` if none is given. `wrapping`
-    are the tensor subclasses at the boundary, whose plain graph `gm` is.
+    `wrapping` are the tensor subclasses at the boundary, whose plain graph `gm` is.
     """
-    if function_mode is None:
-        function_mode = RewritingMode
     lifted = _attributes_to_lift(gm)
     by_storage: list[int] = []
     asked_by: str | None = None  # the node on whose account storages are inputs
@@ -90,7 +84,7 @@ def trace_joint(
             examples = Examples(gm, example_inputs, lifted, by_storage)
             joint = JointTrace(gm, examples, decompositions or {}, locate, wrapping)
             joint.tracer.running = asked_by  # until the first node runs
-            return joint.trace(function_mode)
+            return joint.trace()
         except ConstantWrittenError as error:
             # Restart with one more attribute as an input: it is written to.
             if not error.name or error.name in lifted:
@@ -144,12 +138,12 @@ class JointTrace:
         self.user_gradients = UserGradients(self.tracer, (NonLeaf, *BOUNDARY_FUNCTIONS))
         self.derivatives = MendedDerivatives(self.user_gradients.watch)
 
-    def trace(self, function_mode: Callable[[], Any] | None) -> JointGraph:
-        """Run the forward and the engine, once; `function_mode` is as for `trace_joint`."""
+    def trace(self) -> JointGraph:
+        """Run the forward and the engine, once."""
         tracer = self.tracer
         primals = Primals(self.examples, tracer)
         with trace_settings(), data_symbols(tracer.data_env):
-            outputs = self._run_forward(primals, function_mode)
+            outputs = self._run_forward(primals)
             primals.follow_grown_storages()
             were_set = input_mutations.inputs_set(
                 primals, beside_subclasses=self.wrapping is not None
@@ -195,15 +189,12 @@ class JointTrace:
 
     # --- forward ----------------------------------------------------------------------------------
 
-    def _run_forward(self, primals: Primals, function_mode: Callable[[], Any] | None) -> list[Any]:
+    def _run_forward(self, primals: Primals) -> list[Any]:
         """The captured graph's outputs; grad mode is as before in the end."""
         grad_mode = torch.is_grad_enabled()
         tracer = self.tracer
         try:
-            with ExitStack() as stack:
-                stack.enter_context(tracer)
-                if function_mode is not None:
-                    stack.enter_context(function_mode())
+            with tracer, RewritingMode():
                 outputs = self._run(primals.values)
         except RuntimeError:
             input_mutations.refuse_graded_writes(tracer)
