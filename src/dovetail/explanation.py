@@ -8,8 +8,8 @@ from typing import Any
 
 import dovetail_capture
 from dovetail_autograd_aot import AotLog, SavedSet, aot_compile
+from dovetail_capture import Explanation as CaptureExplanation
 from dovetail_capture import takes_symbolic_graphs
-from dovetail_capture.api import Explanation as CaptureExplanation
 from dovetail_prims.decompositions import core_aten_table
 from torch.fx import GraphModule
 

@@ -6,7 +6,7 @@ import dis
 from types import CodeType, FunctionType
 from typing import Any
 
-from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
+from dovetail_capture.captured_frame import AfterGraph, CapturedFrame, GraphBreak
 from dovetail_capture.frames.context import CaptureContext
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import Fetch, FrameEnd, HandledHere, NewCell, Recipe
@@ -36,7 +36,7 @@ class SingleStepper:
         self.stops += 1
         end = self.next_end(code)
         break_ = GraphBreak("step", code.co_filename, code.co_firstlineno, "", "none")
-        return CapturedFrame(code, None, (), GuardSet(), (), end, break_)
+        return CapturedFrame(code, None, (), GuardSet(), AfterGraph((), end, break_))
 
     def next_end(self, code: CodeType) -> FrameEnd:
         instructions = list(dis.get_instructions(code))

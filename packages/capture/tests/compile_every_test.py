@@ -52,6 +52,7 @@ class CompileEveryTest:
         from dovetail_capture import api
         from dovetail_capture._frame_hook import Switched
         from dovetail_capture.frames.context import CaptureContext
+        from dovetail_capture.frames.frame_versions import RegionSettings
 
         class ReplacesEveryFrame(CaptureContext):
             def keeps_code(self, frame: Any) -> bool:
@@ -61,7 +62,7 @@ class CompileEveryTest:
             api.run_graph,
             api._capture_frame,
             options=api._options(fullgraph=False, dynamic=None),
-            recompile_limit=2,  # what is compiled again is rarely new
+            region=RegionSettings(recompile_limit=2),  # what is compiled again is rarely new
         )
         self.contexts.append(context)
         switched = Switched(function, context.hook)

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from dovetail_capture import optimize
-from dovetail_capture.interpreter import capture as capture_module
+from dovetail_capture.interpreter.attempts import attempt as attempt_module
 
 # Every step's stack depth is compared with what `dis` says.
-capture_module.DEBUG = True
+attempt_module.DEBUG = True
 
 LOG: dict[str, list[Any]] = {"events": []}
 

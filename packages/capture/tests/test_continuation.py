@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from capture_fakes import SingleStepper, context_of
 from dovetail_capture._frame_hook import Switched
+from dovetail_capture.frames.frame_versions import RegionSettings
 
 GLOBAL = 10
 
@@ -314,7 +315,7 @@ FUNCTIONS: list[tuple[Any, list[Any]]] = [
 def test_one_instruction_at_a_time(function, inputs):
     for value in inputs:
         stepper = SingleStepper()
-        context = context_of(stepper, recompile_limit=1000)
+        context = context_of(stepper, region=RegionSettings(recompile_limit=1000))
         stepped = Switched(function, context.hook)
         expected = function(value)
         for _ in range(2):  # the second call runs from the entries
@@ -352,7 +353,7 @@ def test_exceptions_keep_type_cause_and_the_user_s_lines():
 
 def test_breaks_in_a_loop_do_not_nest_calls():
     stepper = SingleStepper()
-    context = context_of(stepper, recompile_limit=1000)
+    context = context_of(stepper, region=RegionSettings(recompile_limit=1000))
 
     def endless(n):
         while True:

@@ -165,7 +165,7 @@ def test_a_copied_module_keeps_the_filter():
     module = torch.nn.Linear(2, 2)
     compiled = dc.optimize(module, dc.run_graph, guard_filter_fn=drop_globals)
     twin = copy.deepcopy(compiled)
-    assert twin.capture_context.guard_filter_fn is drop_globals
+    assert twin.capture_context.region.guard_filter_fn is drop_globals
 
 
 def test_eager_first_then_compiled_for_the_sizes_that_differ():

@@ -52,9 +52,9 @@ def broken_at(stage: str, patch: pytest.MonkeyPatch) -> Any:
     if stage == "backend":
         return Compiler(AssertionError("a mistake"))
     if stage == "capture":
-        from dovetail_capture.interpreter import capture
+        from dovetail_capture.interpreter.attempts import finished
 
-        patch.setattr(capture, "relate_inputs", breaks)
+        patch.setattr(finished, "relate_inputs", breaks)
     elif stage == "guards":
         patch.setattr(GuardSet, "compile", breaks)
     elif stage == "replacement":
@@ -186,9 +186,9 @@ def test_what_a_signal_handler_raises_reaches_the_caller(
 
         backend = Firing(Late())
     else:
-        from dovetail_capture.interpreter import capture
+        from dovetail_capture.interpreter.attempts import finished
 
-        monkeypatch.setattr(capture, "relate_inputs", fires)
+        monkeypatch.setattr(finished, "relate_inputs", fires)
     known = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(Late, match="time is up"):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import SKIP, Context, Switched
-from dovetail_capture.captured_frame import CapturedFrame, GraphInput
+from dovetail_capture.captured_frame import AfterGraph, CapturedFrame, GraphInput
 from dovetail_capture.replacement.replacement_code import build_replacement
 from dovetail_guards import source as s
 from dovetail_guards.guard_set import GuardSet
@@ -22,9 +22,8 @@ VALUE = {"k": [1, 2]}
 
 def run(function, args, returns, effects=(), graph=None, inputs=(), compiled=None, kwargs=None):
     """Call `function` with its frame replaced."""
-    frame = CapturedFrame(
-        function.__code__, graph, inputs, GuardSet(), tuple(effects), r.FrameEnd(returns=returns)
-    )
+    after = AfterGraph(tuple(effects), r.FrameEnd(returns=returns))
+    frame = CapturedFrame(function.__code__, graph, inputs, GuardSet(), after)
     replacement = build_replacement(frame, compiled)
 
     def miss(code, func, raw):
@@ -315,7 +314,8 @@ def test_odd_argument_names_and_a_global_hidden_by_an_argument():
     assert result == (1, 2, VALUE, marker)
     comprehension = (lambda rows: (row for row in rows)).__code__
     odd = next(c for c in comprehension.co_consts if hasattr(c, "co_code"))
-    frame = CapturedFrame(odd, None, (), GuardSet(), (), r.FrameEnd(returns=local(".0")))
+    after = AfterGraph((), r.FrameEnd(returns=local(".0")))
+    frame = CapturedFrame(odd, None, (), GuardSet(), after)
     assert "def _dt_frame(_dt_arg0):" in build_replacement(frame, None).text
 
 

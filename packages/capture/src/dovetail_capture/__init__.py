@@ -3,7 +3,6 @@
 from dovetail_prims.backend_traits import BackendTraits, takes_symbolic_graphs
 
 from dovetail_capture.api import (
-    Explanation,
     context_of,
     explain,
     explain_guards,
@@ -48,6 +47,7 @@ from dovetail_capture.marks import (
 )
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.reporting.compile_log import CompileLog
+from dovetail_capture.reporting.explanation import Explanation
 from dovetail_capture.stance import dont_skip_tracing, error_on_graph_break, run, set_stance
 from dovetail_capture.wrappers.optimized_module import OptimizedModule, call_through
 

@@ -6,34 +6,28 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
-from dovetail_guards.clauses import Clause
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
 from dovetail_capture._frame_hook import Switched
-from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.environment.torch_switches import TorchFollower
 from dovetail_capture.errors import CaptureError, place_of
 from dovetail_capture.export import ExportedGraph, export_graph
 from dovetail_capture.frames.backend_run import Backend
 from dovetail_capture.frames.context import CaptureContext
+from dovetail_capture.frames.frame_versions import RegionSettings
 from dovetail_capture.frames.guard_filter import GuardFilter
 from dovetail_capture.frames.regions import Regions, code_of, same_backend
 from dovetail_capture.interpreter.library.function_table import WITHOUT_FRAME
 from dovetail_capture.knobs import ON_ERROR, OnError
 from dovetail_capture.marks import as_torch_has_it, is_allowed_in_graph, is_disabled
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.reporting.compile_log import (
-    CompileLog,
-    FrameRecord,
-    first_few,
-    recompiles_in_short,
-)
+from dovetail_capture.reporting.compile_log import CompileLog, FrameRecord
+from dovetail_capture.reporting.explanation import Explanation
 from dovetail_capture.stance import CONTEXTS, stance_changed
 from dovetail_capture.wrappers.optimized_module import OptimizedModule, PrefixedModule, call_through
 
@@ -103,26 +97,20 @@ def make_context(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    recompile_limit: int = 8,
-    log: CompileLog | None = None,
-    guard_filter_fn: GuardFilter | None = None,
     on_error: OnError = ON_ERROR,
-    isolate_recompiles: bool = False,
-    backend_key: object = None,
+    log: CompileLog | None = None,
+    **region: Any,
 ) -> CaptureContext:
-    """A context for capturing `target` (a function or module) with `backend`: a new one."""
+    """A context for capturing `target` (a function or module) with `backend`: a new one. `region`
+    are fields of `RegionSettings`."""
     code = code_of(target)
-    options = _options(fullgraph=fullgraph, dynamic=dynamic, on_error=on_error)
     context = CaptureContext(
         backend,
         _capture_frame,
-        options=options,
-        recompile_limit=recompile_limit,
+        options=_options(fullgraph=fullgraph, dynamic=dynamic, on_error=on_error),
+        region=RegionSettings(**region),
         roots=() if code is None else (code,),
         log=log,
-        guard_filter_fn=guard_filter_fn,
-        isolate_recompiles=isolate_recompiles,
-        backend_key=backend_key,
     )
     CONTEXTS.add(context)
     _FOLLOWER.follow()
@@ -145,18 +133,32 @@ def _region(target: Any, backend: Backend, settings: dict[str, Any]) -> CaptureC
     return region
 
 
+class OptimizeSettings(TypedDict, total=False):
+    """What `optimize` takes by name: how frames are captured, and the `RegionSettings`."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    recompile_limit: int
+    guard_filter_fn: GuardFilter | None
+    on_error: OnError
+    isolate_recompiles: bool
+    backend_key: object
+
+
+_DEFAULTS: dict[str, Any] = {
+    "fullgraph": False,
+    "dynamic": None,
+    "on_error": ON_ERROR,
+    **vars(RegionSettings()),
+}
+
+
 def optimize(
     target: Any,
     backend: Backend,
     *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    recompile_limit: int = 8,
-    guard_filter_fn: GuardFilter | None = None,
-    on_error: OnError = ON_ERROR,
     state_dict_prefix: bool = False,
-    isolate_recompiles: bool = False,
-    backend_key: object = None,
+    **given: Unpack[OptimizeSettings],
 ) -> Any:
     """A version of a function or module whose frames are captured and compiled by `backend`.
 
@@ -174,21 +176,16 @@ def optimize(
 
     A class comes back as it is, with the calls of its instances captured (a decorator of modules).
     """
-    settings: dict[str, Any] = {
-        "fullgraph": fullgraph,
-        "dynamic": dynamic,
-        "recompile_limit": recompile_limit,
-        "guard_filter_fn": guard_filter_fn,
-        "on_error": on_error,
-        "isolate_recompiles": isolate_recompiles,
-        "backend_key": backend_key,
-    }
+    unknown = given.keys() - _DEFAULTS
+    if unknown:
+        raise TypeError(f"optimize() got unexpected settings: {', '.join(sorted(unknown))}")
+    settings = {**_DEFAULTS, **given}
     if isinstance(target, type):
         return _optimize_calls(target, backend, settings)
     if not callable(target):
         raise TypeError(f"cannot optimize a {type(target).__qualname__}: it is not callable")
     target = as_torch_has_it(_uncompiled(target))
-    if fullgraph:
+    if settings["fullgraph"]:
         _refuse_suspended(target)
     if not _has_frame_of_its_own(target):
         target = _called(target)
@@ -344,110 +341,6 @@ def recompiles(compiled: Any) -> tuple[str, ...]:
 
 
 # --- explain -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What capture made of one call: graphs, breaks, guards, and the code that replaced frames."""
-
-    result: Any
-    graphs: tuple[GraphModule, ...]
-    breaks: tuple[GraphBreak, ...]
-    guards: tuple[str, ...]
-    replacements: tuple[str, ...]
-    log: CompileLog
-
-    @property
-    def graph_count(self) -> int:
-        """How many graphs there are."""
-        return len(self.graphs)
-
-    @property
-    def graph_break_count(self) -> int:
-        """How many times the graph broke."""
-        return len(self.breaks)
-
-    @property
-    def break_reasons(self) -> tuple[GraphBreak, ...]:
-        """The breaks, each with its `reason`."""
-        return self.breaks
-
-    @property
-    def ops_per_graph(self) -> tuple[tuple[Any, ...], ...]:
-        """What each graph calls, in order."""
-        return tuple(
-            tuple(node.target for node in gm.graph.nodes if node.op.startswith("call_"))
-            for gm in self.graphs
-        )
-
-    @property
-    def op_count(self) -> int:
-        """How many calls all graphs make."""
-        return sum(map(len, self.ops_per_graph))
-
-    @property
-    def out_guards(self) -> tuple[Clause, ...]:
-        """What all frames' guards check."""
-        return tuple(c for frame in self.log.frames for c in frame.captured.all_guards().clauses)
-
-    @property
-    def compile_times(self) -> str:
-        """How long capture and the backend took."""
-        capture, backend = self.log.capture_seconds, self.log.backend_seconds
-        return f"capture {capture:.4f} s, backend {backend:.4f} s"
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        """The checks of tensors' data that graphs make, where the program makes them."""
-        return tuple(self.log.checks)
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why the graph broke, in words."""
-        return tuple(break_.as_text() for break_ in self.breaks)
-
-    def as_text(self, *, verbose: bool = False) -> str:
-        """What was captured, for people; with `verbose` all of it."""
-        return self._in_full() if verbose else self._in_short()
-
-    def _in_short(self) -> str:
-        parts = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
-        parts += first_few([f"check {i}: {place}" for i, place in enumerate(self.checks)])
-        lines: list[str] = []
-        for i, gm in enumerate(self.graphs):
-            lines += [f"graph {i}:", *_code_lines(gm)]
-        parts += first_few(lines, _MOST_LINES)
-        parts += first_few([f"break {i}: {reason}" for i, reason in enumerate(self.reasons)], 4)
-        parts += first_few(
-            [record.captured.all_guards().in_short() for record in self.log.frames], 3
-        )
-        told = ("frame", "no graph", "break", "recompile", "limit")
-        parts += first_few([e.as_text() for e in self.log.events if e.kind not in told])
-        parts += recompiles_in_short(self.log.events)
-        seconds = self.log.capture_seconds + self.log.backend_seconds
-        parts.append(f"{seconds * 1e3:.1f} ms; as_text(verbose=True) tells all guards and code")
-        return "\n".join(parts)
-
-    def _in_full(self) -> str:
-        parts = [f"{len(self.graphs)} graphs, {len(self.breaks)} graph breaks"]
-        parts += [f"check {i}: {place}" for i, place in enumerate(self.checks)]
-        parts += [f"graph {i}:\n{gm.code.strip()}" for i, gm in enumerate(self.graphs)]
-        parts += [f"break {i}: {reason}" for i, reason in enumerate(self.reasons)]
-        parts += list(self.guards)
-        parts += [f"replacement {i}:\n{text}" for i, text in enumerate(self.replacements)]
-        parts.append(self.log.as_text())
-        return "\n".join(parts)
-
-    def __str__(self) -> str:
-        return self.as_text()
-
-
-_MOST_LINES = 24  # of graphs, that are shown without being asked
-
-
-def _code_lines(gm: GraphModule) -> list[str]:
-    """A graph as Python, without the statements that free what is no longer read."""
-    return [line.split(";  ")[0].rstrip() for line in gm.code.strip().splitlines() if line.strip()]
 
 
 def run_graph(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:

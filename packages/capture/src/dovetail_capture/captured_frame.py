@@ -94,7 +94,8 @@ class Way:
     Python can tell.
 
     `counters` are the places of ints that the frame both reads and writes (`str` of their sources):
-    these are symbolic from the start, as the next call finds others there.
+    these are symbolic from the start, as the next call finds others there. `told_compiling`: the
+    program asked whether it is compiled, and was told so.
     """
 
     compiling: bool = True
@@ -102,6 +103,7 @@ class Way:
     checks: bool = True
     leaves: tuple[str, ...] = ()
     counters: frozenset[str] = frozenset()
+    told_compiling: bool = False
 
     def admits(self, row: int) -> bool:
         """May the graph hold what raises in this row of blocks? It has to be the only one, if
@@ -113,32 +115,53 @@ class Way:
 
 
 @dataclass(frozen=True)
+class BeforeGraph:
+    """What replacement code does before the graph runs: `settings` of torch are made, which hold
+    while it runs, then `draws`, calls for random numbers; a `DrawSource` fetches what they give."""
+
+    settings: tuple[SettingOfGraph, ...] = ()
+    draws: tuple[CallFunction, ...] = ()
+
+
+@dataclass(frozen=True)
+class AfterGraph:
+    """What replacement code does after the graph has run: it replays `effects` in order, and then
+    ends as the frame did. `break_` is set when `end` is a graph break."""
+
+    effects: tuple[Effect, ...]
+    end: FrameEnd
+    break_: GraphBreak | None = None
+
+
+@dataclass(frozen=True)
 class CapturedFrame:
     """A captured stretch of a frame: from its start (or a continuation's) to a return or break.
 
     `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
-    when nothing was recorded. `draws` are made in order before the graph runs: calls for random
-    numbers, what they give is fetched by a `DrawSource`. `effects` are replayed in order after the
-    graph has run, before `end`. `break_` is set when `end` is a graph break. `shape_env` holds the
-    symbolic sizes (None if there are none); what is assumed of them is not among `guards`, see
-    `all_guards`. `checks` are read after the graph has run, before anything else. `told_compiling`:
-    the program asked whether it is compiled, and was told so. `way` is how it was captured.
-    `settings` are made before the draws, and hold while the graph runs.
+    when nothing was recorded. `shape_env` holds the symbolic sizes (None if there are none); what
+    is assumed of them is not among `guards`, see `all_guards`. `checks` are read after the graph
+    has run, before anything else. `way` is how it was captured.
     """
 
     code: CodeType
     graph: GraphModule | None
     inputs: tuple[GraphInput, ...]
     guards: GuardSet
-    effects: tuple[Effect, ...]
-    end: FrameEnd
-    break_: GraphBreak | None = None
+    after: AfterGraph
+    before: BeforeGraph = field(default_factory=BeforeGraph)
     shape_env: ShapeEnv | None = None
-    draws: tuple[CallFunction, ...] = ()
     checks: ValueChecks | None = None
-    told_compiling: bool = False
     way: Way = field(default_factory=Way)
-    settings: tuple[SettingOfGraph, ...] = ()
+
+    @property
+    def end(self) -> FrameEnd:
+        """How it ends: with a return, or before an instruction."""
+        return self.after.end
+
+    @property
+    def break_(self) -> GraphBreak | None:
+        """Why it ends before the frame does, if so."""
+        return self.after.break_
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.
@@ -158,7 +181,9 @@ class CapturedFrame:
         lines.append(self.all_guards().as_text())
         if self.graph is not None:
             lines.append(self.graph.code)
-        lines.append(f"  {len(self.draws)} draws, {len(self.effects)} effects; end: {self.end}")
+        lines.append(
+            f"  {len(self.before.draws)} draws, {len(self.after.effects)} effects; end: {self.end}"
+        )
         if self.checks is not None:
             lines += [f"  check {place}" for place in self.checks.places]
         if self.break_ is not None:

@@ -105,17 +105,17 @@ def export_graph(
         frame = capture(code, func, raw, options=replace(options, fullgraph=True, exports=True))
     if frame.break_ is not None:
         raise GraphBreakError(frame.break_)
-    if frame.draws:
+    if frame.before.draws:
         raise CaptureError(
             f"cannot export {place_of(func.__code__)}: it draws random numbers with Python's "
             "`random`. Take them as arguments, or draw with torch"
         )
-    if frame.settings:
+    if frame.before.settings:
         raise CaptureError(
             f"cannot export {place_of(func.__code__)}: it changes what torch is set to "
-            f"({frame.settings[0].setting.name}). Do that where the exported graph is called"
+            f"({frame.before.settings[0].setting.name}). Do that where the exported graph is called"
         )
-    for effect in frame.effects:
+    for effect in frame.after.effects:
         if not _writes_what_is_there(effect, FrameView(raw, func)):
             _refuse_outside_effect(effect, func)
     leaves, in_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))

@@ -91,7 +91,7 @@ def run_backend(
     try:
         # (What a compiler runs operators for, capture has run them for, and told of.)
         told = OperatorWarnings() if traits.compiler else nullcontext()
-        with told, no_function_modes(), torch_state_kept(), under(frame.settings):
+        with told, no_function_modes(), torch_state_kept(), under(frame.before.settings):
             compiled = backend(frame.graph, [i.example for i in frame.inputs])
     except CaptureError:
         raise
@@ -164,7 +164,7 @@ def _ask_for_another(
 ) -> None:
     """Raise NeedsPlainFloats or NodeRefused, if a capture is left to try that may help."""
     assert frame.graph is not None
-    symbolic = frame.draws or (frame.shape_env is not None and frame.shape_env.floats)
+    symbolic = frame.before.draws or (frame.shape_env is not None and frame.shape_env.floats)
     if symbolic and not facts.plain_floats:
         raise NeedsPlainFloats from error  # what it refuses may be a symbolic number
     operation = _operation_of(frame.graph, error)

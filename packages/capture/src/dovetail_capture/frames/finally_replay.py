@@ -9,12 +9,17 @@ known, as it is not for the blocks that a continuation starts in, see `unwinding
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from dovetail_capture.captured_frame import Way
+from dovetail_capture.environment.surroundings import torch_state_kept
+from dovetail_capture.frames.frame_versions import FrameVersions
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement.replacement_code import build_replacement
 
@@ -41,3 +46,20 @@ def replay_of(
 
 def _nothing() -> None:
     """Leaving the blocks changes nothing."""
+
+
+def leave_blocks_of(
+    region: weakref.ref[FrameVersions], code: CodeType, way: Way, error: BaseException, *frame: Any
+) -> None:
+    """Do what a frame's `finally` blocks do where its graph has raised `error`. (Code that a region
+    owns calls this: it refers to the region weakly.)"""
+    alive = region()
+    if alive is None:
+        return
+    with alive.lock, torch._C.DisableTorchFunction(), torch_state_kept():
+        try:
+            replay = replay_of(code, way, alive.options_for(code), error, *frame)
+        except Exception as failure:
+            alive.log.add("error", code, f"leaving its blocks: {failure!r}")
+            return
+    replay()

@@ -144,11 +144,11 @@ class _FrameWriter(ValueWriter):
         resumption: Resumption | None,
     ) -> None:
         """All statements, in the order the module's docstring gives."""
-        roots: list[Recipe | Effect | FrameEnd] = [*frame.effects, frame.end]
-        recipes = below([*frame.draws, *roots], self.uses)
-        for one in frame.settings:
+        roots: list[Recipe | Effect | FrameEnd] = [*frame.after.effects, frame.end]
+        recipes = below([*frame.before.draws, *roots], self.uses)
+        for one in frame.before.settings:
             self.emit(f"{self.constant(one.write)}({self.constant(one.value)})")
-        for place, call in enumerate(frame.draws):
+        for place, call in enumerate(frame.before.draws):
             self.emit(f"_dt_draw{place} = {self.call(call)}")
             self.temporaries.append(f"_dt_draw{place}")
         for recipe in recipes:
@@ -158,7 +158,7 @@ class _FrameWriter(ValueWriter):
             if compiled is None:
                 raise ValueError("the frame has a graph: its compiled form is needed")
             self._run_graph(frame, compiled)
-        for effect in frame.effects:
+        for effect in frame.after.effects:
             self.effect(effect)
         if resumption is not None:
             self._resume(frame.end, resumption)
@@ -178,7 +178,7 @@ class _FrameWriter(ValueWriter):
             targets = ", ".join(outputs)
             call = f"{targets}{',' if count == 1 else ''} = {call}"
         undo = _undone(frame)
-        passes = self._where_errors_pass(undo, frame.settings)
+        passes = self._where_errors_pass(undo, frame.before.settings)
         if frame.checks is not None:
             self._run_checked(call, frame.checks, undo, passes)
             return

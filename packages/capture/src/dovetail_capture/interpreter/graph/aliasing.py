@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.source import Source
+from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 # Functions that write to running statistics: the flag that makes them do so, its place, default.
@@ -139,3 +140,38 @@ def storage_guards(inputs: Sequence[tuple[Source, torch.Tensor]]) -> list[c.Clau
         others = [first for first in firsts if first is not sources[0]]
         found += [c.DistinctStorage((source, *others)) for source in sources[1:]]
     return found
+
+
+class InputLayouts:
+    """How inputs lie in memory when the graph begins: what it calls may change that in place (`t_`,
+    `squeeze_`, `resize_`), and the same fakes are what it is then traced with."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[Node, FakeTensor, tuple[Any, ...], tuple[Any, ...], Any]] = []
+
+    def note(self, node: Node, fake: FakeTensor) -> None:
+        """`fake` stands for a placeholder; nothing has been called on it yet."""
+        self._noted.append((node, fake, fake._sizes, fake._strides, fake._offset))
+
+    def have_changed(self) -> bool:
+        """Does an input lie otherwise than it did at first?"""
+        return any(
+            fake._sizes is not sizes or fake._strides is not strides or fake._offset is not offset
+            for _, fake, sizes, strides, offset in self._noted
+        )
+
+    def restore(self) -> None:
+        """Let the placeholders whose layouts have changed stand for what was given."""
+        for node, fake, sizes, strides, offset in self._noted:
+            # (Compared as objects: asking symbolic sizes whether they are equal would guard them.)
+            same = fake._sizes is sizes and fake._strides is strides and fake._offset is offset
+            if not same:
+                node.meta["val"] = FakeTensor.make(
+                    sizes,
+                    strides,
+                    fake._dtype,
+                    fake._device,
+                    offset=offset,
+                    storage=fake._storage,
+                    requires_grad=fake.requires_grad,
+                )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import enum
 import operator
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -13,32 +10,37 @@ import torch
 from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.data_sizes import data_symbols
-from dovetail_prims.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
-from dovetail_prims.from_real import StrideSymbol, from_real
 from dovetail_prims.node_facts import CHECKPOINT, CHECKPOINT_POLICY, OPERATION
-from dovetail_prims.size_nodes import SizeNodes
-from dovetail_prims.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import (
     MakeWrapper,
     is_wrapper,
-    overrides_functions,
     take_apart,
-    wrapper_of_fakes,
 )
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from dovetail_capture.interpreter.graph.aliasing import updates_statistics, written_by
-from dovetail_capture.interpreter.graph.gpu_faults import harmless_number, may_fault, places_of
-from dovetail_capture.interpreter.graph.graph_arguments import GraphArguments, looked_at
-from dovetail_capture.interpreter.graph.inference_tensors import (
+from dovetail_capture.interpreter.graph.aliasing import InputLayouts, updates_statistics, written_by
+from dovetail_capture.interpreter.graph.fake_runs import (
     ViewsOfInferenceTensors,
+    asking,
     check_as_autograd_does,
+    refusal,
+    run_on_fakes,
+    run_on_given,
+    unasked,
+    wrappers_in,
 )
-from dovetail_capture.interpreter.graph.input_layouts import InputLayouts
+from dovetail_capture.interpreter.graph.gpu_faults import harmless_number, may_fault, places_of
+from dovetail_capture.interpreter.graph.graph_arguments import looked_at
 from dovetail_capture.interpreter.graph.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.graph.random_tensors import SAMPLERS, note_sampler
+from dovetail_capture.interpreter.graph.recorded_values import (
+    RecordedValues,
+    holds_tensor,
+    parts,
+    storage,
+)
 from dovetail_capture.interpreter.graph.sizes_from_data import (
     SIZES_AGREE,
     assume_equal,
@@ -47,17 +49,12 @@ from dovetail_capture.interpreter.graph.sizes_from_data import (
     may_ask,
     numbers_in,
 )
-from dovetail_capture.interpreter.graph.wrapper_calls import asking, unasked, wrappers_in
 from dovetail_capture.interpreter.signals import GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
     TupleValue,
-    hash_key,
 )
-from dovetail_capture.interpreter.values.objects import is_namedtuple, named_tuple
-from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
+from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.reporting.operator_warnings import OperatorWarnings
 
@@ -88,19 +85,16 @@ Policy = Callable[..., Any]
 """`(context, operator, *args, **kwargs)` -> the `CheckpointPolicy` of an ATen operator."""
 
 
-class Recorder(GraphArguments):
+class Recorder(RecordedValues):
     """Builds the graph. `stack_trace` is called for each node's `meta["stack_trace"]`."""
 
     def __init__(
         self, stack_trace: Callable[[], str], refused: Mapping[int, str] | None = None
     ) -> None:
+        super().__init__(stack_trace)
         self.refused = refused or {}  # operations by number that the backend cannot compile, why
-        graph = Graph()
-        super().__init__(graph, SizeNodes(graph))
-        self.fake_mode = FakeMode()
         # Is the program in a block in which no class is asked about functions?
         self.functions_off: Callable[[], bool] = lambda: False
-        self.stack_trace = stack_trace
         self.warned = OperatorWarnings()
         self.operations = 0
         # Why an operation from here on ends the graph earlier, before the step of the top frame
@@ -110,17 +104,9 @@ class Recorder(GraphArguments):
         # What is checked on GPUs, and is told at the graph's end; what holds harmless values if not
         self.checked: dict[torch.device, TensorValue] = {}
         self._safe: dict[int, Any] = {}  # by id, kept alive
-        self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
-        self.values: dict[int, TensorValue] = {}  # id(fake) -> value
         self.data = KnownData()
         self.mapped: set[Node] = set()  # inputs of which `vmap` shows a part at a time
-        self.subgraphs: dict[
-            str, GraphModule
-        ] = {}  # what operators of the graph are given, by name
-        self.inference = False  # is the program in a block of inference mode of its own?
-        self.made_in_mode: dict[int, bool] = {}  # by the ids of fake storages: in such a block?
-        self.inference_values: list[TensorValue] = []  # what was made in one
-        self._inference_inputs: set[int] = set()  # ids of fake storages
+        self.subgraphs: dict[str, GraphModule] = {}  # what operators are given, by name
         self._last_placeholder: Node | None = None
         self._layouts = InputLayouts()
 
@@ -184,7 +170,7 @@ class Recorder(GraphArguments):
 
         def result_on_fakes(env: ShapeEnv | None) -> Any:
             with self.warned, self.fake_mode, data_symbols(env):
-                return _run_on_fakes(function, run, pairs, keyword_pairs)
+                return run_on_fakes(function, run, pairs, keyword_pairs)
 
         if self.inference_values and not self.inference:
             self._check_inference_tensors(function, run, pairs, keyword_pairs)
@@ -211,7 +197,7 @@ class Recorder(GraphArguments):
                 return self.record(kind, target, args, kwargs, run)
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
-            raise _refusal(name, error) from error
+            raise refusal(name, error) from error
         return self._recorded(kind, target, run, pairs, keyword_pairs, result)
 
     def _check_inference_tensors(
@@ -225,14 +211,9 @@ class Recorder(GraphArguments):
 
         def again(args: list[Any], kwargs: dict[str, Any]) -> Any:
             with self.fake_mode, ViewsOfInferenceTensors(), data_symbols(None):
-                return _run_on_given(function, run, args, kwargs)
+                return run_on_given(function, run, args, kwargs)
 
         check_as_autograd_does(again, args, kwargs, self._is_inference)
-
-    def _is_inference(self, *fakes: Any) -> bool:
-        """Was one of these made in a block of inference mode?"""
-        known = (self.values.get(id(fake)) for fake in fakes)
-        return any(value is not None and value.inference for value in known)
 
     def _recorded(
         self,
@@ -253,7 +234,7 @@ class Recorder(GraphArguments):
                 and not _in_place(name, pairs, keyword_pairs)
             ):
                 return known
-        elif not _holds_tensor(result):
+        elif not holds_tensor(result):
             if result is None:  # called for its effect on a tensor
                 self._add(kind, target, pairs, keyword_pairs, None)
                 return NONE
@@ -261,7 +242,7 @@ class Recorder(GraphArguments):
                 # A number that only the data tells: this call is where it comes from.
                 self.sizes.bind(result, self._add(kind, target, pairs, keyword_pairs, result))
             return self.fold(result)
-        if all(type(part) is FakeTensor for part in _parts(result)):
+        if all(type(part) is FakeTensor for part in parts(result)):
             named = {key: pair[1] for key, pair in keyword_pairs.items()}
             self.data.note(name, run, [pair[1] for pair in pairs], named, result)
         node = self._add(kind, target, pairs, keyword_pairs, result)
@@ -348,7 +329,7 @@ class Recorder(GraphArguments):
         self.data.forget_if_written(node)
         if self._inference_inputs and not torch.is_inference_mode_enabled():
             for part in written_by(node):
-                if id(_storage(part.meta.get("val"))) in self._inference_inputs:
+                if id(storage(part.meta.get("val"))) in self._inference_inputs:
                     # (A compiled graph writes to its inputs at its end, outside of a block.)
                     raise GraphBreakSignal("a write to an inference tensor made elsewhere")
         if self.checkpoint is not None:
@@ -416,149 +397,3 @@ class Recorder(GraphArguments):
         node = self.graph.create_node("call_function", target, args, {})
         node.meta["stack_trace"] = self.stack_trace()
         return node
-
-    def output(self, node: Node, result: Any) -> Value:
-        """The value of a node's result."""
-        if isinstance(result, torch.Tensor):
-            known = self.values.get(id(result))
-            if known is not None:
-                return known
-            if self.data_env is not None and isinstance(result, FakeTensor):
-                self.sizes.bind_sizes(node, result)
-            cls = type(result) if is_wrapper(result) else torch.Tensor
-            made = TensorValue(node, result, cls)
-            made.overrides = cls is not torch.Tensor and overrides_functions(cls)
-            return self.bind(made)
-        if isinstance(result, (tuple, list)):
-            items = [self._part(node, index, item) for index, item in enumerate(result)]
-            if is_namedtuple(type(result)):
-                return named_tuple(type(result), items)
-            return ListValue(items) if isinstance(result, list) else TupleValue(items, type(result))
-        if type(result) in (dict, collections.OrderedDict):
-            value = DictValue(type(result))
-            for key, item in result.items():
-                kept = self.fold(key)
-                value.entries[hash_key(kept)] = (kept, self._part(node, key, item))
-            return value
-        return self.fold(result)
-
-    def _part(self, node: Node, key: Any, item: Any) -> Value:
-        """The value of a part of a node's result."""
-        if not _holds_tensor(item):
-            return self.fold(item)
-        known = self.values.get(id(item))
-        if known is not None:
-            return known
-        part = self.graph.create_node("call_function", operator.getitem, (node, key), {})
-        part.meta["val"] = item
-        part.meta["stack_trace"] = node.meta["stack_trace"]
-        return self.output(part, item)
-
-    def bind(self, value: TensorValue) -> TensorValue:
-        """Remember which value a fake belongs to (the value keeps the fake alive)."""
-        self.values[id(value.fake)] = value
-        storage = _storage(value.fake)
-        if value.real is not None and value.real.is_inference():
-            self._inference_inputs.add(id(storage))
-        # (Views are inference tensors where their bases are, wherever they are made.)
-        inside = self.inference and value.source is None
-        value.inference = self.made_in_mode.setdefault(id(storage), inside)
-        if value.inference:
-            self.inference_values.append(value)
-            if value.cls is not torch.Tensor:
-                raise GraphBreakSignal(f"a {value.cls.__name__} that is made in inference mode")
-        return value
-
-    def value_of(self, fake: torch.Tensor) -> TensorValue | None:
-        """The value that a fake belongs to."""
-        return self.values.get(id(fake))
-
-    def fold(self, result: Any) -> Value:
-        """A value for data that is no tensor."""
-        if isinstance(result, tuple):
-            return TupleValue([self.fold(item) for item in result], type(result))
-        if isinstance(result, list):
-            return ListValue([self.fold(item) for item in result])
-        if isinstance(result, SYMBOLIC_TYPES):
-            return SymbolicNumber(result)
-        if _holds_tensor(result):
-            raise GraphBreakSignal(f"a {type(result).__name__} of tensors as an operation's result")
-        if not isinstance(result, _DATA):  # it is of the stand-in: its memory, its capsule
-            raise GraphBreakSignal(f"an object of type {type(result).__name__} made of a tensor")
-        return Constant(result)
-
-    def from_real(
-        self, tensor: torch.Tensor, sizes: Any = None, stride_symbol: StrideSymbol | None = None
-    ) -> Any:
-        """A fake with the metadata of a user's tensor; `sizes` may be symbolic, and the strides
-        that `stride_symbol` gives. One that wraps tensors is such a tensor around fakes."""
-        if is_wrapper(tensor):
-            with self.fake_mode:
-                return wrapper_of_fakes(tensor, self.fake_mode.memo)
-        memo = self.fake_mode.memo
-        return from_real(tensor, sizes=sizes, stride_symbol=stride_symbol, memo=memo)
-
-
-# What an operation on a tensor may tell that is the same of the stand-in that it was run on.
-_DATA = (
-    bool, int, float, complex, str, bytes, type(None), type, enum.Enum, types.FunctionType,
-    types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
-    torch.qscheme,
-)  # fmt: skip
-
-
-# What operators raise for arguments that do not fit, and what tells that it is another error: of
-# an operator that works on the data, or that has no kernel for fake tensors.
-_OF_ARGUMENTS = (RuntimeError, IndexError, TypeError, ValueError)
-_NO_DATA = ("data pointer", "data_ptr", "storage", "meta tensor", "Meta", "not allocated yet")
-_NO_FAKE_KERNEL = "no fake impl"
-
-
-def _refusal(name: str, error: Exception) -> GraphBreakSignal:
-    """Why an operation gave nothing for fake tensors."""
-    text = str(error)
-    if isinstance(error, DataDependentError) or any(word in text for word in _NO_DATA):
-        return GraphBreakSignal(
-            f"`{name}` needs the data of a tensor",
-            "compute the value outside of the compiled function, or keep it a tensor",
-        )
-    if _NO_FAKE_KERNEL in text:
-        return GraphBreakSignal(
-            f"`{name}` has no fake kernel, which tells what its results are like: {text}",
-            "register one with `register_fake` (torch.library)",
-        )
-    raises = type(error) in _OF_ARGUMENTS  # (a refusal of ours is of a class of its own)
-    return GraphBreakSignal(
-        f"`{name}` raises {type(error).__name__}: {text}",
-        "mend the arguments: eager mode raises this, too" if raises else "",
-        type(error)(text) if raises else None,
-    )
-
-
-def _run_on_fakes(function: Any, run: Callable[..., Any], pairs: Any, keyword_pairs: Any) -> Any:
-    args = [pair[1] for pair in pairs]
-    kwargs = {key: pair[1] for key, pair in keyword_pairs.items()}
-    return _run_on_given(function, run, args, kwargs)
-
-
-def _run_on_given(function: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    result = symbolic_form(function, args, kwargs)
-    return run(*args, **kwargs) if result is NotImplemented else result
-
-
-def _storage(value: Any) -> Any:
-    return getattr(value, "_storage", value)
-
-
-def _parts(result: Any) -> Sequence[Any]:
-    return result if type(result) in (tuple, list) else (result,)
-
-
-def _holds_tensor(result: Any) -> bool:
-    if isinstance(result, torch.Tensor):
-        return True
-    if isinstance(result, (tuple, list)):
-        return any(_holds_tensor(item) for item in result)
-    if isinstance(result, dict):
-        return any(_holds_tensor(item) for item in result.values())
-    return False

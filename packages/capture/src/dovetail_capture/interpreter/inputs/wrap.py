@@ -9,10 +9,9 @@ import re
 import threading
 import types
 import weakref
-from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
@@ -29,6 +28,21 @@ from dovetail_guards.source import (
     Source,
 )
 
+from dovetail_capture.interpreter.inputs.wrap_containers import (
+    Wrapper,
+    dict_value,
+    guard_type,
+    iterator_value,
+    known,
+    list_value,
+    mapping_proxy_value,
+    native_part,
+    remember,
+    set_value,
+    slice_value,
+    tuple_value,
+    view_value,
+)
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import (
@@ -40,23 +54,16 @@ from dovetail_capture.interpreter.values.arrays import (
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
-    DictView,
-    ListValue,
-    SetValue,
-    SliceValue,
-    TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
     FunctionValue,
-    HeldIterator,
     NativeMethod,
 )
 from dovetail_capture.interpreter.values.known_types import (
     EQUALITY_TYPES,
     IDENTITY_TYPES,
-    is_fixed_member,
     is_numpy,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
@@ -64,10 +71,6 @@ from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
 
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
-
-
-Wrapper = Callable[[Session, Any, Source], Value]
-V = TypeVar("V", bound=Value)
 
 
 def wrap(session: Session, real: Any, source: Source) -> Value:
@@ -150,11 +153,11 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
     is_anew = _is_passed(source) or session.inputs.is_replaced(source)
     if "<locals>" not in code.co_qualname or not plain or not is_anew:
         return _identity(session, real, source)
-    known = _known(session, real, source)
-    if known is not None:
-        return known
+    seen = known(session, real, source)
+    if seen is not None:
+        return seen
     sources = session.sources
-    _guard_type(session, real, source)
+    guard_type(session, real, source)
     session.guards.pin(sources.attr(source, "__code__"), code)
     session.guards.pin(sources.attr(source, "__globals__"), real.__globals__)
     session.guards.add(c.LengthIs, sources.attr(source, "__dict__"), 0)
@@ -181,7 +184,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
         _cell(session, cell, sources.item(base, index))  # type: ignore[misc]
         for index, cell in enumerate(real.__closure__ or ())
     )
-    return _remember(session, real, value)
+    return remember(session, real, value)
 
 
 def _generator(session: Session, real: torch.Generator, source: Source) -> Value:
@@ -206,7 +209,7 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
     if not isinstance(descriptor, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
         return _identity(session, real, source)
     sources = session.sources
-    _guard_type(session, real, source)
+    guard_type(session, real, source)
     session.guards.add(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
     bound = wrap(session, receiver, sources.attr(source, "__self__"))
     value = NativeMethod(descriptor, bound, real.__name__)
@@ -217,10 +220,10 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
 def _array(session: Session, real: Any, source: Source) -> Value:
     """A NumPy array: in the graph it is the tensor over its memory. One that torch has no tensor
     for is an object: what is done with it breaks the graph, where it is done."""
-    known = _known(session, real, source)
-    if known is not None:
-        return known
-    _guard_type(session, real, source)
+    seen = known(session, real, source)
+    if seen is not None:
+        return seen
+    guard_type(session, real, source)
     tensor = _tensor_over(real)
     if tensor is None:
         for path in ("dtype.str", "strides", "flags.writeable"):
@@ -230,7 +233,7 @@ def _array(session: Session, real: Any, source: Source) -> Value:
     for path, expected in array_parts(real):
         session.guards.add(c.ConstantIs, session.sources.attrs(source, path), expected)
     value = ArrayValue(session.inputs.array(tensor, ArraySource(source)), type(real), source)
-    return _remember(session, real, value)
+    return remember(session, real, value)
 
 
 def _tensor_over(real: Any) -> torch.Tensor | None:
@@ -244,110 +247,8 @@ def _tensor_over(real: Any) -> torch.Tensor | None:
     return None if tensor.dtype in FEW_KERNELS else tensor
 
 
-def _known(session: Session, real: Any, source: Source) -> Value | None:
-    """The value already made for this object, reached now by another source."""
-    known = session.objects.known.get(id(real))
-    if known is not None and known.source is not None:
-        session.guards.same(known.source, source)
-    return known
-
-
-def _remember(session: Session, real: Any, value: V) -> V:
-    return session.objects.bind(real, value)
-
-
-def _guard_type(session: Session, real: Any, source: Source) -> None:
-    if type(source) is not ObjectSource:
-        session.guards.add(c.TypeIs, source, type(real))
-
-
-def _tuple(session: Session, real: Any, source: Source) -> Value:
-    if type(source) is not ObjectSource:
-        session.guards.add(c.TypeIs, source, type(real))
-        session.guards.add(c.LengthIs, source, len(real))
-    known = _known(session, real, source) if real else None
-    if known is not None:
-        return known
-    children = _members(session, real, source)
-    return _remember(session, real, TupleValue(children, type(real), source))
-
-
-def _members(session: Session, real: tuple[Any, ...], source: Source) -> list[Lazy]:
-    look, item = partial(wrap, session), session.sources.item
-    return [Lazy(m, item(source, n), look) for n, m in enumerate(tuple.__iter__(real))]
-
-
-def _list(session: Session, real: Any, source: Source) -> Value:
-    known = _known(session, real, source)
-    if known is not None:
-        return known
-    _guard_type(session, real, source)
-
-    def read() -> list[Any]:
-        session.guards.add(c.LengthIs, source, len(real))
-        item = session.sources.item
-        return [Lazy(child, item(source, index)) for index, child in enumerate(real)]
-
-    if type(real) is list:
-        value = ListValue((), list, source, read)
-    else:
-        value = ListValue(read(), type(real), source)
-        value.maxlen = real.maxlen
-        session.guards.add(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
-    return _remember(session, real, value)
-
-
-def _dict(session: Session, real: Any, source: Source) -> Value:
-    fields = session.objects.instance_dicts.get(id(real))
-    if fields is not None:
-        assert fields.holder is not None and fields.holder.source is not None
-        session.guards.same(session.sources.attr(fields.holder.source, "__dict__"), source)
-        return fields
-    known = _known(session, real, source)
-    if known is not None:
-        return known
-    if type(real) is collections.OrderedDict and vars(real):  # a module's `state_dict`, say
-        return _object(session, real, source)
-    _guard_type(session, real, source)
-    value = DictValue(type(real), source, real)
-    if type(real) is collections.defaultdict:
-        value.default_factory = wrap(
-            session, real.default_factory, session.sources.attr(source, "default_factory")
-        )
-    return _remember(session, real, value)
-
-
-def _set(session: Session, real: Any, source: Source) -> Value:
-    known = _known(session, real, source)
-    if known is not None:
-        return known
-    if not all(is_fixed_member(item) for item in real):
-        return _object(session, real, source)  # what is done with it breaks the graph
-    if type(source) is not ObjectSource:
-        session.guards.add(c.TypeIs, source, type(real))
-        _guard_order(session, real, source)
-    members = [Constant(item) for item in real]
-    value = SetValue(members, type(real), source, copied=frozenset(real))
-    return _remember(session, real, value)
-
-
-def _guard_order(session: Session, real: Any, source: Source) -> None:
-    """Guard the members of a set, in the order in which it gives them."""
-    place = session.sources.iterator_part(source, "order")
-    session.guards.add(c.ConstantIs, place, iterators.order(real))
-
-
-def _slice(session: Session, real: Any, source: Source) -> Value:
-    _guard_type(session, real, source)
-    parts = [
-        wrap(session, getattr(real, name), session.sources.attr(source, name))
-        for name in ("start", "stop", "step")
-    ]
-    return SliceValue(*parts)
-
-
 def _method(session: Session, real: Any, source: Source) -> Value:
-    _guard_type(session, real, source)
+    guard_type(session, real, source)
     return BoundMethod(
         wrap(session, real.__func__, session.sources.attr(source, "__func__")),
         wrap(session, real.__self__, session.sources.attr(source, "__self__")),
@@ -362,7 +263,7 @@ def _cell(session: Session, real: Any, source: Source) -> Value:
         if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
             session.guards.same(known.content.source, session.sources.cell(source))
         return known
-    return _remember(session, real, cell_value(session, real, source))
+    return remember(session, real, cell_value(session, real, source))
 
 
 def cell_value(
@@ -424,8 +325,8 @@ def _object(session: Session, real: Any, source: Source) -> Value:
             session.objects.bind_instance_dict(attributes, value.fields)
     if issubclass(cls, _CONTAINERS):
         base = next(base for base in _CONTAINERS if issubclass(cls, base))
-        value.native = _native_part(session, real, source, base)
-    return _remember(session, real, value)
+        value.native = native_part(wrap, session, real, source, base)
+    return remember(session, real, value)
 
 
 def _weak_proxy(session: Session, real: Any, source: Source) -> Value:
@@ -437,49 +338,18 @@ def _weak_proxy(session: Session, real: Any, source: Source) -> Value:
     value = ObjectValue(type(real), real, source)
     value.fields.origin = None
     session.guards.add(c.TypeIs, source, type(real))
-    return _remember(session, real, value)
-
-
-def _mapping_proxy(session: Session, real: Any, source: Source) -> Value:
-    """Its identity says which mapping it shows; what is read of that is guarded there."""
-    session.guards.pin(source, real)
-    known = session.objects.known.get(id(real))
-    if known is None:
-        known = _remember(session, real, ObjectValue(type(real), real, source))
-        known.pinned = True
-        known.fields.origin = None
-    return known
-
-
-def _iterator(session: Session, real: Any, source: Source) -> Value:
-    known = _known(session, real, source)
-    if known is not None:
-        return known
-    _guard_type(session, real, source)
-    return _remember(session, real, HeldIterator(real, source))
-
-
-def _view(session: Session, real: Any, source: Source) -> Value:
-    """A view of a dictionary: what it shows is guarded there."""
-    known = _known(session, real, source)
-    if known is not None:
-        return known
-    _guard_type(session, real, source)
-    place = session.sources.iterator_part(source, "viewed")
-    value = DictView(wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)])
-    value.source = source
-    return _remember(session, real, value)
+    return remember(session, real, value)
 
 
 def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
     """Its attributes are in a dictionary of this thread, which guards find as Python does: where
     another thread asks first, they run `__init__`, as the compiled code would that reads it."""
-    _guard_type(session, real, source)
+    guard_type(session, real, source)
     value = ObjectValue(type(real), real, source)
     fields = wrap(session, real.__dict__, session.sources.attr(source, "__dict__"))
     assert isinstance(fields, DictValue)
     value.fields = fields
-    return _remember(session, real, value)
+    return remember(session, real, value)
 
 
 def _has_another_dict(real: Any) -> bool:
@@ -497,56 +367,31 @@ def _has_another_dict(real: Any) -> bool:
     return own is not looked_up_by(real, "__dict__")
 
 
-def _native_part(session: Session, real: Any, source: Source, base: type) -> Value | None:
-    """The list, dict, tuple or set inside an instance of a subclass of one; None for a set whose
-    members are not constants."""
-    if base in (list, tuple, collections.deque):
-        length = base.__len__(real)
-        session.guards.add(c.LengthIs, source, length)
-        if base is tuple:
-            return TupleValue(_members(session, real, source), tuple, source)
-        item = session.sources.item
-        children = [
-            Lazy(child, item(source, index)) for index, child in enumerate(base.__iter__(real))
-        ]
-        return ListValue(children, base, source)
-    if base is dict:
-        kinds = (collections.OrderedDict, collections.defaultdict, dict)
-        kind = next(kind for kind in kinds if isinstance(real, kind))
-        return DictValue(kind, source, real)
-    members = iterators.order(real)
-    if not all(map(is_fixed_member, members)):
-        return None
-    _guard_order(session, real, source)
-    items = [Constant(item) for item in members]
-    return SetValue(items, base, source, copied=iterators.members(real))
-
-
 _WRAPPERS: dict[type, Wrapper] = {
     **dict.fromkeys(EQUALITY_TYPES, _equality),
     **dict.fromkeys(IDENTITY_TYPES, _identity),
     int: lambda session, real, source: session.inputs.number(real, source),
     float: lambda session, real, source: session.inputs.number(real, source),
-    tuple: _tuple,
-    torch.Size: _tuple,
-    list: _list,
-    collections.deque: _list,
-    dict: _dict,
-    collections.OrderedDict: _dict,
-    collections.defaultdict: _dict,
-    set: _set,
-    frozenset: _set,
-    slice: _slice,
+    tuple: partial(tuple_value, wrap),
+    torch.Size: partial(tuple_value, wrap),
+    list: list_value,
+    collections.deque: list_value,
+    dict: partial(dict_value, wrap, _object),
+    collections.OrderedDict: partial(dict_value, wrap, _object),
+    collections.defaultdict: partial(dict_value, wrap, _object),
+    set: partial(set_value, _object),
+    frozenset: partial(set_value, _object),
+    slice: partial(slice_value, wrap),
     torch.Generator: _generator,
     types.MethodType: _method,
     types.FunctionType: _function,
     types.BuiltinMethodType: _builtin_method,
     type(re.compile("").match): _builtin_method,  # a C method that is told the class it is of
     types.CellType: _cell,
-    types.MappingProxyType: _mapping_proxy,
+    types.MappingProxyType: mapping_proxy_value,
     weakref.ProxyType: _weak_proxy,
     weakref.CallableProxyType: _weak_proxy,
-    **dict.fromkeys(iterators.READABLE, _iterator),
-    **dict.fromkeys(iterators.VIEWS, _view),
+    **dict.fromkeys(iterators.READABLE, iterator_value),
+    **dict.fromkeys(iterators.VIEWS, partial(view_value, wrap)),
     StandIn: lambda session, real, source: real.value,
 }

@@ -9,15 +9,12 @@ classes are in `class_attributes`, those of objects in `object_attributes`; here
 from __future__ import annotations
 
 import collections
-import dataclasses
-import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
 from dovetail_capture.interpreter.inputs.stored_names import is_settled
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
@@ -33,13 +30,15 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     missing,
     read_mro,
 )
+from dovetail_capture.interpreter.protocols.function_lookup import function_attr
 from dovetail_capture.interpreter.protocols.object_attributes import (
     bind_to_instance,
     data_descriptor,
     object_attr,
 )
+from dovetail_capture.interpreter.protocols.tensor_lookup import tensor_attr
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArraySource, ArrayValue
+from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -59,7 +58,6 @@ from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -225,59 +223,6 @@ def _module_attr(vm: Interpreter, obj: Constant, module: types.ModuleType, name:
 # --- other values --------------------------------------------------------------------------------
 
 
-SECOND_NAMES = {"_grad": "grad", "_grad_fn": "grad_fn"}
-"""Attributes of tensors that are others by a second name."""
-
-
-def _tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
-    name = SECOND_NAMES.get(name, name)
-    if name in obj.attributes:
-        return obj.attributes[name]
-    if name == "__class__":
-        return vm.held(obj.cls)
-    owner, attr = class_lookup(vm, obj.cls, name)
-    if attr is not MISSING and obj.source is not None and not is_data_descriptor(vm, attr):
-        own = _own_attr_of_tensor(vm, obj, name)
-        if own is not None:
-            return own
-    if attr is MISSING:
-        if is_wrapper_type(obj.cls):
-            return _wrapper_attr(vm, obj, name)
-        if obj.real is not None and obj.source is not None:
-            fields = obj.real.__dict__
-            if name in fields:
-                source = vm.session.sources.instance_attr(obj.source, name)
-                return vm.wrap(fields[name], source)
-            vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
-        return missing(vm, obj, name)
-    kind = type(attr)
-    if kind is types.MemberDescriptorType and is_wrapper_type(obj.cls):
-        return _wrapper_attr(vm, obj, name)
-    if kind in C_METHODS:
-        return NativeMethod(attr, obj, name)
-    if kind is types.FunctionType:
-        return BoundMethod(vm.held(attr), obj)
-    if kind is property and obj.overrides and not issubclass(torch.Tensor, owner):
-        return vm.call(vm.held(attr.fget), [obj], {})
-    if kind is property and owner is torch.Tensor and not is_settled(module_of(attr.fget)):
-        return vm.call(vm.held(attr.fget), [obj], {})  # the program put it there
-    if kind is types.GetSetDescriptorType or kind is property:
-        return vm.tensor_property(obj, name)
-    return bind_to_instance(vm, obj, owner, name, attr)
-
-
-def _own_attr_of_tensor(vm: Interpreter, obj: TensorValue, name: str) -> Value | None:
-    """What an input has itself under the name of a method of its class; None, which is guarded,
-    if it has nothing."""
-    if obj.real is None or isinstance(obj.source, (type(None), ArraySource)):
-        return None
-    fields = obj.real.__dict__
-    if name in fields:
-        return vm.wrap(fields[name], vm.session.sources.instance_attr(obj.source, name))
-    vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
-    return None
-
-
 # Of an int or float that follows from sizes. (Floats have no numerator: their class says so.)
 _PARTS_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
     "real": lambda number: +number,
@@ -285,43 +230,6 @@ _PARTS_OF_NUMBERS: dict[str, Callable[[Any], Any]] = {
     "imag": lambda number: 0.0 if isinstance(number, torch.SymFloat) else 0,
     "denominator": lambda number: 1,
 }
-
-
-def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
-    """An attribute of an instance that wraps tensors. A tensor inside of an input is an input
-    itself: to autograd it is another one than that around it."""
-    if obj.make_node is not None:  # all that it has was set in the frame
-        return missing(vm, obj, name)
-    absent = object()
-    known = getattr(obj.fake, name, absent)
-    if obj.real is not None and obj.source is not None:
-        fields, sources = obj.real.__dict__, vm.session.sources
-        if name in fields:
-            found = vm.wrap(fields[name], sources.instance_attr(obj.source, name))
-        elif known is not absent and hasattr(obj.cls, name):  # it lies in a slot
-            found = vm.wrap(getattr(obj.real, name), sources.attr(obj.source, name))
-        else:
-            vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
-            return missing(vm, obj, name)
-        if isinstance(known, torch.Tensor) and not _is_same(getattr(found, "fake", None), known):
-            raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
-        return found
-    if isinstance(known, torch.Tensor):  # what it wraps is known of a value made in the frame, too
-        run = vm.session.recorder.record
-        return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
-    if known is absent:
-        return missing(vm, obj, name)
-    if dataclasses.is_dataclass(known):
-        return vm.held(known)
-    return vm.session.recorder.fold(known)
-
-
-def _is_same(one: Any, other: torch.Tensor) -> bool:
-    """Are they one stand-in, or ones around the same?"""
-    if one is other or not is_wrapper(other) or type(one) is not type(other):
-        return one is other
-    (layout, inner), (other_layout, other_inner) = take_apart(one), take_apart(other)
-    return layout == other_layout and list(map(id, inner)) == list(map(id, other_inner))
 
 
 def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
@@ -390,95 +298,6 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
     return _native_attr(vm, obj, name)
 
 
-def global_names(vm: Interpreter, real: dict[str, Any]) -> Value:
-    """The dictionary of a module's globals."""
-    if any(place == id(real) for place, _ in vm.session.effects.global_writes):
-        raise GraphBreakSignal("globals() where a global was assigned in this graph")
-    return vm.held(real)
-
-
-# What no guard of a function that is given speaks of before it is read.
-_GENERIC = ("__type_params__",) if sys.version_info >= (3, 12) else ()
-_OF_GIVEN = ("__name__", "__qualname__", "__doc__", "__module__", *_GENERIC)
-
-
-def _function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
-    found = obj.special.get(name)
-    if found is None and name not in FUNCTION_FIELDS and obj.attributes is not None:
-        found = dicts.get(vm, obj.attributes, name)
-    if found is not None:
-        return found
-    if name in _OF_GIVEN and obj.given is not None and obj.source is not None:
-        return vm.wrap(getattr(obj.given, name), vm.session.sources.attr(obj.source, name))
-    match name:
-        case "__name__":
-            return Constant(obj.name)
-        case "__qualname__":
-            return Constant(obj.code.co_qualname)
-        case "__code__":
-            return Constant(obj.code)
-        case "__dict__":
-            if obj.attributes is None:
-                obj.attributes = _own_dict(vm, obj, name)
-            return obj.attributes
-        case "__module__":
-            return vm.constant(obj.globals_.get("__name__"))
-        case "__doc__":
-            consts = obj.code.co_consts
-            text = consts[0] if consts and isinstance(consts[0], str) else None
-            return Constant(text)
-        case "__defaults__":
-            return TupleValue(obj.defaults) if obj.defaults else NONE
-        case "__kwdefaults__":
-            return obj.kwdefaults or NONE
-        case "__globals__":
-            return global_names(vm, obj.globals_)
-        case "__closure__":
-            return TupleValue(obj.closure) if obj.closure else NONE
-        case "__annotations__":
-            if isinstance(obj.annotations, TupleValue):  # names and values in turn
-                flat = sequences.items(vm, obj.annotations)
-                obj.annotations = DictValue()
-                for of_what, annotation in zip(flat[::2], flat[1::2], strict=True):
-                    dicts.put(vm, obj.annotations, of_what, annotation)
-            elif obj.annotations is None:
-                obj.annotations = _own_dict(vm, obj, name)
-            return obj.annotations
-        case "__type_params__" if _GENERIC:
-            return TupleValue([])
-        case "__class__":
-            return Constant(types.FunctionType)
-        case "__get__":
-            return NativeMethod(types.FunctionType.__get__, obj, name)
-        case "__call__":
-            return obj
-    if name != "__text_signature__" and hasattr(types.FunctionType, name):
-        raise GraphBreakSignal(f"a function's {name}")
-    return missing(vm, obj, name)
-
-
-FUNCTION_FIELDS = frozenset(
-    name for name, attr in vars(types.FunctionType).items() if hasattr(attr, "__set__")
-)
-"""The attributes of functions that are not in their `__dict__`."""
-
-
-def _own_dict(vm: Interpreter, obj: FunctionValue, name: str) -> DictValue:
-    """What a function keeps as `name`, a dictionary: its own one if it is given."""
-    if obj.given is None or obj.source is None:
-        return DictValue()
-    found = vm.wrap(getattr(obj.given, name), vm.session.sources.attr(obj.source, name))
-    assert isinstance(found, DictValue)
-    return found
-
-
-def function_fields(obj: FunctionValue) -> DictValue:
-    """The `__dict__` of a function made in the frame."""
-    if obj.attributes is None:
-        obj.attributes = DictValue()
-    return obj.attributes
-
-
 def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
     receiver = obj.receiver
     is_class = isinstance(receiver, Constant) and isinstance(receiver.value, type)
@@ -530,10 +349,10 @@ def resolve(vm: Interpreter, item: Any) -> Value:
 _READERS: dict[type, Any] = {
     Constant: _constant_attr,
     ObjectValue: object_attr,
-    TensorValue: _tensor_attr,
+    TensorValue: tensor_attr,
     BoundMethod: _bound_method_attr,
     NativeMethod: _native_method_attr,
-    FunctionValue: _function_attr,
+    FunctionValue: function_attr,
     SuperValue: _super_attr,
     GeneratorValue: _generator_attr,
     HandleValue: _handle_attr,

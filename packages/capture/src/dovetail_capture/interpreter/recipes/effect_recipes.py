@@ -13,6 +13,7 @@ from dovetail_capture.interpreter.changes.messages import is_said_first
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes.object_recipes import set_slot
 from dovetail_capture.interpreter.recipes.rebuilder import Rebuilder
+from dovetail_capture.interpreter.signals import CannotRebuild
 from dovetail_capture.interpreter.values.base import Constant, Lazy
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.functions import CellValue
@@ -180,3 +181,18 @@ def grad_mode(rebuilder: Rebuilder, at_start: bool, at_end: bool) -> None:
     if at_start != at_end:
         call = r.CallFunction(r.Const(torch._C._set_grad_enabled), (r.Const(at_end),))
         rebuilder.effects.append(r.RunCall(call))
+
+
+def check_made_leaves(rebuilder: Rebuilder) -> None:
+    """A compiler differentiates a graph for the inputs that require a gradient; if none does
+    of those that the graph takes, what only requires_grad_() or `requires_grad=True` makes
+    require one would come out without."""
+    session = rebuilder.vm.session
+    made = session.effects.made_leaves
+    taken = [v for _, v in session.inputs.entries if isinstance(v, TensorValue) and v.node.users]
+    if not made or any(value.fake.requires_grad for value in taken):
+        return
+    for node in rebuilder.outputs:
+        fake = node.meta.get("val")
+        if isinstance(fake, torch.Tensor) and fake.requires_grad:
+            raise CannotRebuild("what needs a gradient of a leaf made here", min(made.values()))

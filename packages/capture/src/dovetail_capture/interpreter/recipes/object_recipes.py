@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import types
 import weakref
@@ -14,14 +15,14 @@ from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
-from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
     SetValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import TracebackValue
+from dovetail_capture.interpreter.values.functions import NativeMethod, TracebackValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 if TYPE_CHECKING:
@@ -130,3 +131,21 @@ def _new(item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
 def _is_own_traceback(item: ObjectValue, slot: Value) -> bool:
     """Is it the traceback of this very exception? It is rebuilt together with it."""
     return isinstance(slot, TracebackValue) and slot.error is item
+
+
+def native_method_recipe(rebuilder: Rebuilder, item: NativeMethod) -> r.Recipe:
+    """A C method bound to its receiver: by name, unless (through `super`) another has it."""
+    receiver, bind = item.receiver, r.Const(item.descriptor.__get__)
+    if isinstance(receiver, Constant) and isinstance(receiver.value, type):
+        cls = receiver.value
+        if isinstance(item.descriptor, types.ClassMethodDescriptorType):
+            if inspect.getattr_static(cls, item.name, None) is item.descriptor:
+                return r.GetAttr(rebuilder.recipe(receiver), item.name)
+            return r.CallFunction(bind, (r.Const(None), r.Const(cls)))
+        # A method of its metaclass: its name may be one of the class's own.
+        return r.CallFunction(bind, (rebuilder.recipe(receiver), r.Const(type(cls))))
+    cls = receiver.python_type()
+    by_name = not isinstance(receiver, ObjectValue)
+    if by_name or inspect.getattr_static(cls, item.name, None) is item.descriptor:
+        return r.GetAttr(rebuilder.recipe(receiver), item.name)
+    return r.CallFunction(bind, (rebuilder.recipe(receiver), r.Const(cls)))

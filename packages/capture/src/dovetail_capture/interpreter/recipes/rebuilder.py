@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import inspect
-import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-from dovetail_guards.expr import Expr
-from dovetail_guards.shape_env import DataDependentError
 from dovetail_guards.source import AttrSource, InstanceAttrSource, ObjectSource, Source
-from dovetail_guards.sym_node import expr_of
-from dovetail_prims.wrappers import is_wrapper_type
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from dovetail_capture import rebuild
 from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.interpreter.changes.late_reads import state_of
 from dovetail_capture.interpreter.changes.messages import check_message
-from dovetail_capture.interpreter.graph.inference_tensors import as_inference
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.recipes.iterator_recipes import iterator_recipe
-from dovetail_capture.interpreter.recipes.object_recipes import object_recipe
+from dovetail_capture.interpreter.recipes.object_recipes import native_method_recipe, object_recipe
+from dovetail_capture.interpreter.recipes.tensor_recipes import number_recipe, tensor_recipe
 from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
-from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
+from dovetail_capture.interpreter.signals import CannotRebuild
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
@@ -58,7 +49,6 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.plain import as_class
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
@@ -80,7 +70,7 @@ class Rebuilder:
         self._made: dict[int, r.Recipe] = {}
         self._open: set[int] = set()
         self._keep_alive: list[Value] = []
-        self._positions: dict[Node, int] = {}
+        self.positions: dict[Node, int] = {}
         self.at_places: list[tuple[r.Recipe, IteratorValue]] = []
         self._called: dict[int, r.Recipe] = {}
         self._holders: dict[int, Value] = {}  # what existed before, by the ids of sources
@@ -192,13 +182,13 @@ class Rebuilder:
         if isinstance(item, DictValue) and item.is_instance_dict:
             return r.GetAttr(self.recipe(item.holder), "__dict__")
         if isinstance(item, TensorValue) and source is None:
-            return self._tensor(item)
+            return tensor_recipe(self, item)
         if isinstance(item, SymbolicNumber) and source is None:
             if isinstance(item, TruthOf) and self.vm.session.recorder.data_env is None:
                 if item.known is None:
                     raise CannotRebuild(item.describe(), item.born)
                 return r.Const(item.known)
-            return self._number(item)
+            return number_recipe(self, item)
         if source is not None:
             self._check_source(source)
             return r.Const(source.obj) if isinstance(source, ObjectSource) else r.Fetch(source)
@@ -251,7 +241,7 @@ class Rebuilder:
             parts = (self.recipe(item.function), self.recipe(item.receiver))
             return r.CallFunction(r.Const(types.MethodType), parts)
         if isinstance(item, NativeMethod):
-            return self._native_method(item)
+            return native_method_recipe(self, item)
         if isinstance(item, SuperValue):
             self.check_lasts(item.cls)
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
@@ -330,118 +320,6 @@ class Rebuilder:
         for copied in self.vm.session.effects.copied_views:
             copied.check(outside)
 
-    def _native_method(self, item: NativeMethod) -> r.Recipe:
-        """A C method bound to its receiver: by name, unless (through `super`) another has it."""
-        receiver, bind = item.receiver, r.Const(item.descriptor.__get__)
-        if isinstance(receiver, Constant) and isinstance(receiver.value, type):
-            cls = receiver.value
-            if isinstance(item.descriptor, types.ClassMethodDescriptorType):
-                if inspect.getattr_static(cls, item.name, None) is item.descriptor:
-                    return r.GetAttr(self.recipe(receiver), item.name)
-                return r.CallFunction(bind, (r.Const(None), r.Const(cls)))
-            # A method of its metaclass: its name may be one of the class's own.
-            return r.CallFunction(bind, (self.recipe(receiver), r.Const(type(cls))))
-        cls = receiver.python_type()
-        by_name = not isinstance(receiver, ObjectValue)
-        if by_name or inspect.getattr_static(cls, item.name, None) is item.descriptor:
-            return r.GetAttr(self.recipe(receiver), item.name)
-        return r.CallFunction(bind, (self.recipe(receiver), r.Const(cls)))
-
-    def _tensor(self, item: TensorValue) -> r.Recipe:
-        if not self.vm.session.recorder.owns(item.node):
-            raise InnerTensor
-        if item.cls is torch.nn.Parameter:
-            return self._leaf(item, torch.nn.Parameter)
-        for hooked in self.vm.session.effects.hooks:
-            if hooked.tensor is item:
-                hooked.refuse(hooked.kind)
-        if id(item) in self.vm.session.effects.made_leaves:
-            return self._leaf(item, torch.Tensor.requires_grad_)
-        position = self._positions.get(item.node)
-        if position is None:
-            position = self._positions[item.node] = len(self.outputs)
-            self.outputs.append(item.node)
-        given: r.Recipe = r.GraphOutput(position)
-        if item.cls is not torch.Tensor and not is_wrapper_type(item.cls):
-            given = r.CallFunction(r.Const(as_class), (given, r.Const(item.cls)))
-        if item.inference and not torch.is_inference_mode_enabled():
-            if item.cls is not torch.Tensor:
-                raise CannotRebuild(f"an inference tensor of class {item.cls.__name__}")
-            given = r.CallFunction(r.Const(as_inference), (given,))
-        new = self.remember(item, given)
-        for name, value in item.attributes.items():
-            if name not in item.rebuilt:
-                self.effects.append(r.SetAttr(new, name, self.recipe(value)))
-        return new
-
-    def _leaf(self, item: TensorValue, make: Callable[..., Any]) -> r.Recipe:
-        """A parameter made in the frame (a copy of one), or what `requires_grad_()` made a leaf: of
-        what the graph gives, a leaf is made. What has been computed from it would not know that
-        leaf."""
-        wanted = item.fake.requires_grad
-        if wanted:
-            nodes = [item.node, *self.vm.session.effects.left_nodes.get(id(item), ())]
-            for user in (user for node in nodes for user in node.users):
-                made = pytree.tree_leaves(user.meta.get("val"))
-                if any(_needs_gradient(part) and part is not item.fake for part in made):
-                    born = self.vm.session.effects.made_leaves[id(item)]
-                    raise CannotRebuild("a leaf made here, and what is computed with it", born)
-        recorder = self.vm.session.recorder
-        node = recorder.graph.call_method("detach", (item.node,))
-        with recorder.fake_mode:
-            node.meta["val"] = item.fake.detach()
-        self.outputs.append(node)
-        output = r.GraphOutput(len(self.outputs) - 1)
-        new = self.remember(item, r.CallFunction(r.Const(make), (output, r.Const(wanted))))
-        for name, value in item.attributes.items():
-            self.effects.append(r.SetAttr(new, name, self.recipe(value)))
-        return new
-
-    def _number(self, item: SymbolicNumber) -> r.Recipe:
-        """A number over sizes is computed by the graph (a truth value is decided here)."""
-        if isinstance(item.value, torch.SymBool) and item.value.node.hint is not None:
-            with contextlib.suppress(DataDependentError):  # of a size that is marked unbacked
-                return r.Const(item.concrete())
-        recorder = self.vm.session.recorder
-        if isinstance(item.value, torch.SymInt) and not self.vm.session.exports:
-            beside = self._sum(expr_of(item.value))
-            if beside is not None:
-                return beside
-        try:
-            node = recorder.sizes.node(item.value)
-        except NotImplementedError as error:
-            raise CannotRebuild(str(error)) from None
-        if not isinstance(node, Node):
-            return r.Const(node)
-        position = self._positions.get(node)
-        if position is None:
-            position = self._positions[node] = len(self.outputs)
-            self.outputs.append(node)
-            recorder.operations += 1
-        return r.GraphOutput(position)
-
-    def _sum(self, expr: Expr) -> r.Recipe | None:
-        """A sum of ints that the frame reads, such as a counter's next number: Python computes it
-        beside the graph. None for any other number."""
-        session, total = self.vm.session, None
-        for monomial, factor in expr.terms:
-            part: r.Recipe = r.Const(factor)
-            if monomial:
-                ((atom, power), *others) = monomial
-                source = session.shapes.env.sources.get(atom.name)
-                if (
-                    others
-                    or power != 1
-                    or atom.kind != "sym"
-                    or source not in session.inputs.numbers
-                ):
-                    return None
-                part = r.Fetch(source)
-                if factor != 1:
-                    part = r.CallFunction(r.Const(operator.mul), (part, r.Const(factor)))
-            total = part if total is None else r.CallFunction(r.Const(operator.add), (total, part))
-        return total
-
     def _dict(self, item: DictValue) -> r.Recipe:
         flat: list[r.Recipe] = []
         for key, value in dicts.materialise(self.vm, item).values():
@@ -506,7 +384,3 @@ class Rebuilder:
         for name, value in item.special.items():
             self.effects.append(r.SetAttr(new, name, self.recipe(value)))
         return new
-
-
-def _needs_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

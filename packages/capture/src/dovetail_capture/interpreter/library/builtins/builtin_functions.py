@@ -18,6 +18,7 @@ from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,
     dicts,
+    function_lookup,
     instantiation,
     object_attributes,
 )
@@ -141,7 +142,7 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return attributes.global_names(vm, vm.frames[-1].globals_)
+    return function_lookup.global_names(vm, vm.frames[-1].globals_)
 
 
 # --- exceptions, functions, types ----------------------------------------------------------------

@@ -1,0 +1,167 @@
+"""Values of what a graph's nodes give: tensors, structures of them, and data."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import operator
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from dovetail_guards.shape_env import ShapeEnv
+from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.from_real import StrideSymbol, from_real
+from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.wrappers import (
+    is_wrapper,
+    overrides_functions,
+    wrapper_of_fakes,
+)
+from torch.fx import Graph, Node
+
+from dovetail_capture.interpreter.graph.graph_arguments import GraphArguments
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.containers import (
+    DictValue,
+    ListValue,
+    TupleValue,
+    hash_key,
+)
+from dovetail_capture.interpreter.values.objects import is_namedtuple, named_tuple
+from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
+from dovetail_capture.interpreter.values.tensors import TensorValue
+
+# What an operation on a tensor may tell that is the same of the stand-in that it was run on.
+_DATA = (
+    bool, int, float, complex, str, bytes, type(None), type, enum.Enum, types.FunctionType,
+    types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.qscheme,
+)  # fmt: skip
+
+
+class RecordedValues(GraphArguments):
+    """The values of a graph's nodes, by the fakes that stand for them. `stack_trace` is called for
+    each node's `meta["stack_trace"]`."""
+
+    def __init__(self, stack_trace: Callable[[], str]) -> None:
+        graph = Graph()
+        super().__init__(graph, SizeNodes(graph))
+        self.stack_trace = stack_trace
+        self.fake_mode = FakeMode()
+        self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
+        self.values: dict[int, TensorValue] = {}  # id(fake) -> value
+        self.inference = False  # is the program in a block of inference mode of its own?
+        self.made_in_mode: dict[int, bool] = {}  # by the ids of fake storages: in such a block?
+        self.inference_values: list[TensorValue] = []  # what was made in one
+        self._inference_inputs: set[int] = set()  # ids of fake storages
+
+    def output(self, node: Node, result: Any) -> Value:
+        """The value of a node's result."""
+        if isinstance(result, torch.Tensor):
+            known = self.values.get(id(result))
+            if known is not None:
+                return known
+            if self.data_env is not None and isinstance(result, FakeTensor):
+                self.sizes.bind_sizes(node, result)
+            cls = type(result) if is_wrapper(result) else torch.Tensor
+            made = TensorValue(node, result, cls)
+            made.overrides = cls is not torch.Tensor and overrides_functions(cls)
+            return self.bind(made)
+        if isinstance(result, (tuple, list)):
+            items = [self._part(node, index, item) for index, item in enumerate(result)]
+            if is_namedtuple(type(result)):
+                return named_tuple(type(result), items)
+            return ListValue(items) if isinstance(result, list) else TupleValue(items, type(result))
+        if type(result) in (dict, collections.OrderedDict):
+            value = DictValue(type(result))
+            for key, item in result.items():
+                kept = self.fold(key)
+                value.entries[hash_key(kept)] = (kept, self._part(node, key, item))
+            return value
+        return self.fold(result)
+
+    def _part(self, node: Node, key: Any, item: Any) -> Value:
+        """The value of a part of a node's result."""
+        if not holds_tensor(item):
+            return self.fold(item)
+        known = self.values.get(id(item))
+        if known is not None:
+            return known
+        part = self.graph.create_node("call_function", operator.getitem, (node, key), {})
+        part.meta["val"] = item
+        part.meta["stack_trace"] = node.meta["stack_trace"]
+        return self.output(part, item)
+
+    def bind(self, value: TensorValue) -> TensorValue:
+        """Remember which value a fake belongs to (the value keeps the fake alive)."""
+        self.values[id(value.fake)] = value
+        memory = id(storage(value.fake))
+        if value.real is not None and value.real.is_inference():
+            self._inference_inputs.add(memory)
+        # (Views are inference tensors where their bases are, wherever they are made.)
+        inside = self.inference and value.source is None
+        value.inference = self.made_in_mode.setdefault(memory, inside)
+        if value.inference:
+            self.inference_values.append(value)
+            if value.cls is not torch.Tensor:
+                raise GraphBreakSignal(f"a {value.cls.__name__} that is made in inference mode")
+        return value
+
+    def value_of(self, fake: torch.Tensor) -> TensorValue | None:
+        """The value that a fake belongs to."""
+        return self.values.get(id(fake))
+
+    def fold(self, result: Any) -> Value:
+        """A value for data that is no tensor."""
+        if isinstance(result, tuple):
+            return TupleValue([self.fold(item) for item in result], type(result))
+        if isinstance(result, list):
+            return ListValue([self.fold(item) for item in result])
+        if isinstance(result, SYMBOLIC_TYPES):
+            return SymbolicNumber(result)
+        if holds_tensor(result):
+            raise GraphBreakSignal(f"a {type(result).__name__} of tensors as an operation's result")
+        if not isinstance(result, _DATA):  # it is of the stand-in: its memory, its capsule
+            raise GraphBreakSignal(f"an object of type {type(result).__name__} made of a tensor")
+        return Constant(result)
+
+    def from_real(
+        self, tensor: torch.Tensor, sizes: Any = None, stride_symbol: StrideSymbol | None = None
+    ) -> Any:
+        """A fake with the metadata of a user's tensor; `sizes` may be symbolic, and the strides
+        that `stride_symbol` gives. One that wraps tensors is such a tensor around fakes."""
+        if is_wrapper(tensor):
+            with self.fake_mode:
+                return wrapper_of_fakes(tensor, self.fake_mode.memo)
+        memo = self.fake_mode.memo
+        return from_real(tensor, sizes=sizes, stride_symbol=stride_symbol, memo=memo)
+
+    def _is_inference(self, *fakes: Any) -> bool:
+        """Was one of these made in a block of inference mode?"""
+        known = (self.values.get(id(fake)) for fake in fakes)
+        return any(value is not None and value.inference for value in known)
+
+
+def storage(value: Any) -> Any:
+    """The storage of a fake."""
+    return getattr(value, "_storage", value)
+
+
+def parts(result: Any) -> Sequence[Any]:
+    """The results of an operation, as a sequence."""
+    return result if type(result) in (tuple, list) else (result,)
+
+
+def holds_tensor(result: Any) -> bool:
+    """Is there a tensor in a result?"""
+    if isinstance(result, torch.Tensor):
+        return True
+    if isinstance(result, (tuple, list)):
+        return any(holds_tensor(item) for item in result)
+    if isinstance(result, dict):
+        return any(holds_tensor(item) for item in result.values())
+    return False
