@@ -28,9 +28,9 @@ _OURS = tuple(
 # asks of a symbolic number where no exception may pass (it would end the process).
 _HANDLING = (
     "/failures.py",
-    "/surroundings.py",
-    "/function_stack.py",
-    "/collector.py",
+    "/callers.py",
+    "/torch_state.py",
+    "/python_state.py",
     "/sym_node.py",
     "/sym_value.py",
 )

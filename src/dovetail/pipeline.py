@@ -35,7 +35,7 @@ from dovetail_autograd_aot import (
     recognise_scored_attention,
 )
 from dovetail_capture import BackendTraits, has_static_address
-from dovetail_capture.environment.collector import collector_paused
+from dovetail_capture.environment.python_state import collector_paused
 from dovetail_capture.reporting.failures import (
     error_of_program,
     failure_of,

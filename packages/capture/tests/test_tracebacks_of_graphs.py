@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_capture import optimize
-from dovetail_capture.environment.surroundings import users_part
+from dovetail_capture.environment.callers import users_part
 
 X = torch.ones(2)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from dovetail_capture import optimize, run_graph
-from dovetail_capture.environment.surroundings import warn_caller
-from dovetail_capture.reporting.operator_warnings import OperatorWarnings
+from dovetail_capture.environment.callers import warn_caller
+from dovetail_capture.reporting.program_warnings import OperatorWarnings
 
 
 def of_the_caller(x: torch.Tensor, text: str, level: int = 2) -> torch.Tensor:

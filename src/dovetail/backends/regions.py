@@ -17,7 +17,7 @@ from dovetail_autograd_aot import (
     min_cut_partition,
 )
 from dovetail_capture import BackendTraits
-from dovetail_capture.environment.surroundings import warn_caller
+from dovetail_capture.environment.callers import warn_caller
 from dovetail_capture.reporting.failures import UncompiledWarning
 from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table

@@ -7,6 +7,8 @@ from traceback import FrameSummary
 from types import CodeType
 from typing import Any
 
+import torch
+from dovetail_guards.clauses import TorchState
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import Source
@@ -162,6 +164,22 @@ class CapturedFrame:
     def break_(self) -> GraphBreak | None:
         """Why it ends before the frame does, if so."""
         return self.after.break_
+
+    def output_count(self) -> int:
+        """How many results the graph gives."""
+        assert self.graph is not None
+        output = next(node for node in reversed(self.graph.graph.nodes) if node.op == "output")
+        outputs = output.args[0]
+        return len(outputs) if isinstance(outputs, (tuple, list)) else 1
+
+    def grad_mode_before(self) -> tuple[bool, ...]:
+        """The grad mode at the start of a frame whose graph sets another, else nothing: a graph
+        that raises leaves it so."""
+        assert self.graph is not None
+        if not any(node.target is torch._C._set_grad_enabled for node in self.graph.graph.nodes):
+            return ()
+        clauses = [clause for clause in self.guards.clauses if isinstance(clause, TorchState)]
+        return tuple(clause.value for clause in clauses if clause.name == "grad_mode")
 
     def all_guards(self) -> GuardSet:
         """`guards`, and what was assumed of symbolic sizes so far.

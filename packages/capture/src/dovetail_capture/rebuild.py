@@ -1,11 +1,14 @@
-"""Functions that replacement code calls to read and write objects exactly as recipes mean it."""
+"""Functions that replacement code calls to read and write objects exactly as recipes mean it, and
+to make iterators of `itertools` anew that a frame has begun.
+"""
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from _thread import allocate_lock, start_new_thread
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from operator import is_
@@ -18,7 +21,7 @@ from dovetail_capture._frame_hook import Switched
 from dovetail_capture._frame_hook import get_item as get_item
 from dovetail_capture._frame_hook import replace_dict as replace_dict
 from dovetail_capture.bytecode.assembler import encode_lines
-from dovetail_capture.environment.surroundings import users_part
+from dovetail_capture.environment.callers import users_part
 from dovetail_capture.knobs import FULL_TRACEBACKS
 
 Place = tuple[FrameType, int, int]
@@ -299,3 +302,56 @@ def shuffled(generator: Any, items: list[Any]) -> list[Any]:
     """The list, shuffled."""
     generator.shuffle(items)
     return items
+
+
+Function = Callable[[Any, Any], Any] | None
+
+
+def chained(current: Iterator[Any], parts: Iterable[Any]) -> Iterator[Any]:
+    """A `chain` that has begun with its `current` part, with more `parts` to come."""
+    return itertools.chain.from_iterable(itertools.chain((current,), parts))
+
+
+def cycled(items: Iterator[Any], again: int, *saved: Any) -> Iterator[Any]:
+    """A `cycle` that has `saved` items, and has given so many of them again."""
+    made = itertools.cycle(itertools.chain(saved, items))
+    for _ in range(len(saved) + again):
+        next(made)
+    return made
+
+
+def paired(last: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """A `pairwise` that has come to `last`."""
+    return itertools.pairwise(itertools.chain((last,), items))
+
+
+def zipped_longest(fill: Any, *parts: Iterator[Any]) -> Iterator[Any]:
+    """`zip_longest`."""
+    return itertools.zip_longest(*parts, fillvalue=fill)
+
+
+def accumulated(items: Iterator[Any], function: Function, initial: Any) -> Iterator[Any]:
+    """`accumulate`."""
+    return itertools.accumulate(items, function, initial=initial)
+
+
+def accumulated_from(items: Iterator[Any], function: Function, total: Any) -> Iterator[Any]:
+    """An `accumulate` that has come to this total."""
+    made = itertools.accumulate(itertools.chain((total,), items), function)
+    next(made)
+    return made
+
+
+def no_longer_dropped(items: Iterator[Any]) -> Iterator[Any]:
+    """A `dropwhile` that drops nothing any more."""
+    return itertools.dropwhile(_never, items)
+
+
+def _never(item: Any) -> bool:
+    return False
+
+
+__all__ = [
+    "accumulated", "accumulated_from", "chained", "cycled", "no_longer_dropped", "paired",
+    "zipped_longest",
+]  # fmt: skip

@@ -1,7 +1,10 @@
-"""One run of a backend on the graph of a frame, and what its errors say."""
+"""One run of a backend on the graph of a frame, what its errors say, and a check of what it gave
+back: a callable, and as many results as asked.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,11 +23,13 @@ from dovetail_prims.node_error import blamed
 from dovetail_prims.node_facts import OPERATION
 
 from dovetail_capture.captured_frame import CapturedFrame
-from dovetail_capture.environment.function_stack import no_function_modes, outside_of_modes
-from dovetail_capture.environment.surroundings import torch_state_kept
 from dovetail_capture.environment.torch_settings import under
+from dovetail_capture.environment.torch_state import (
+    no_function_modes,
+    outside_of_modes,
+    torch_state_kept,
+)
 from dovetail_capture.errors import BackendError, CaptureError, place_of
-from dovetail_capture.frames.backend_results import check_callable, counted, name_of
 from dovetail_capture.frames.code_facts import CodeFacts
 from dovetail_capture.knobs import OnError
 from dovetail_capture.reporting.compile_log import CompileLog
@@ -35,7 +40,7 @@ from dovetail_capture.reporting.failures import (
     note_failure,
     place_in,
 )
-from dovetail_capture.reporting.operator_warnings import OperatorWarnings
+from dovetail_capture.reporting.program_warnings import OperatorWarnings
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -200,3 +205,42 @@ def _operation_of(graph: torch.fx.GraphModule, error: BaseException) -> int | No
     while node is not None and not OPERATION.is_told(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]  # a part of a result
     return None if node is None else OPERATION.of(node)
+
+
+def name_of(backend: Callable[..., Any]) -> str:
+    """A backend, as messages call it."""
+    while isinstance(backend, functools.partial):
+        backend = backend.func
+    return str(getattr(backend, "__qualname__", type(backend).__qualname__))
+
+
+def check_callable(compiled: object, name: str, code: CodeType) -> None:
+    """Raise BackendError for what cannot run the graph."""
+    if not callable(compiled):
+        raise BackendError(
+            f"backend {name} returned {type(compiled).__qualname__} for {place_of(code)}; "
+            "it must return a callable"
+        )
+
+
+def counted(
+    compiled: Callable[..., Any], name: str, graph: torch.fx.GraphModule, code: CodeType
+) -> Callable[..., Any]:
+    """`compiled`, each call of which has to give a tuple or list of as many results as the graph:
+    a tensor alone would be taken apart along its first dimension."""
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    expected = len(output.args[0])
+
+    def run(*inputs: Any) -> Any:
+        results = compiled(*inputs)
+        if isinstance(results, (tuple, list)) and len(results) == expected:
+            return results
+        what = type(results).__qualname__
+        if isinstance(results, (tuple, list)):
+            what += f" of {len(results)}"
+        raise BackendError(
+            f"what backend {name} compiled for {place_of(code)} returned a {what}; "
+            f"it must return a tuple or list of {expected}, as the graph does"
+        )
+
+    return run

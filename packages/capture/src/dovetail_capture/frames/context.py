@@ -25,14 +25,9 @@ from dovetail_capture.bytecode.continuation import ContinuationCache, Resumption
 from dovetail_capture.bytecode.continuation_state import CannotResume
 from dovetail_capture.bytecode.unwinding import leave_blocks
 from dovetail_capture.captured_frame import CapturedFrame
-from dovetail_capture.environment.builtins_kept import replaced_builtin
-from dovetail_capture.environment.signal_errors import handlers_raise
-from dovetail_capture.environment.surroundings import (
-    observer,
-    place_of_caller,
-    torch_state_kept,
-    users_part,
-)
+from dovetail_capture.environment.callers import place_of_caller, users_part
+from dovetail_capture.environment.python_state import handlers_raise, replaced_builtin
+from dovetail_capture.environment.torch_state import observer, torch_state_kept
 from dovetail_capture.environment.torch_switches import suppresses_errors
 from dovetail_capture.errors import (
     CaptureError,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dovetail_capture.captured_frame import Way
-from dovetail_capture.environment.surroundings import torch_state_kept
+from dovetail_capture.environment.torch_state import torch_state_kept
 from dovetail_capture.frames.frame_versions import FrameVersions
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement.replacement_code import build_replacement

@@ -20,7 +20,7 @@ from dovetail_prims.artifact_log import tell
 from dovetail_capture import _frame_hook
 from dovetail_capture.bytecode.continuation import ContinuationCache
 from dovetail_capture.captured_frame import GraphBreak
-from dovetail_capture.environment.surroundings import warn_caller
+from dovetail_capture.environment.callers import warn_caller
 from dovetail_capture.environment.torch_switches import captures_data
 from dovetail_capture.errors import InternalError, RecompileLimitError, place_of
 from dovetail_capture.frames.code_facts import CodeFacts, FactsByCode, Version

@@ -16,7 +16,7 @@ from dovetail_capture.captured_frame import (
     GraphBreak,
     Way,
 )
-from dovetail_capture.environment.collector import collector_paused
+from dovetail_capture.environment.python_state import collector_paused
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.attempts.attempt import Attempt, Break, End
 from dovetail_capture.interpreter.attempts.finished import captured_frame

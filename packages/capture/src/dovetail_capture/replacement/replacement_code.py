@@ -17,7 +17,6 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
-from dovetail_guards.clauses import TorchState
 
 from dovetail_capture import rebuild
 from dovetail_capture._frame_hook import Bound, set_attribute, skip_code
@@ -170,14 +169,14 @@ class _FrameWriter(ValueWriter):
     def _run_graph(self, frame: CapturedFrame, compiled: Callable[..., Any]) -> None:
         arguments = [self.source(i.source) for i in frame.inputs if not i.static]
         graph = self.constant(bind_static_inputs(compiled, frame.inputs), "the compiled graph")
-        count = _output_count(frame)
+        count = frame.output_count()
         call = f"{graph}({', '.join(arguments)})"
         if count:
             outputs = [f"_dt_out{i}" for i in range(count)]
             self.temporaries += outputs
             targets = ", ".join(outputs)
             call = f"{targets}{',' if count == 1 else ''} = {call}"
-        undo = _undone(frame)
+        undo = frame.grad_mode_before()
         passes = self._where_errors_pass(undo, frame.before.settings)
         if frame.checks is not None:
             self._run_checked(call, frame.checks, undo, passes)
@@ -387,20 +386,3 @@ def _patched(constant: Any, table: dict[str, Any]) -> Any:
     if isinstance(constant, str) and constant.startswith(prefix):
         return table[constant[: constant.index(":")] + ": >"]
     return constant
-
-
-def _undone(frame: CapturedFrame) -> tuple[bool, ...]:
-    """The grad mode at the start of a frame whose graph sets another: a graph that raises leaves
-    it so."""
-    assert frame.graph is not None
-    if not any(node.target is torch._C._set_grad_enabled for node in frame.graph.graph.nodes):
-        return ()
-    clauses = [clause for clause in frame.guards.clauses if isinstance(clause, TorchState)]
-    return tuple(clause.value for clause in clauses if clause.name == "grad_mode")
-
-
-def _output_count(frame: CapturedFrame) -> int:
-    assert frame.graph is not None
-    output = next(node for node in reversed(frame.graph.graph.nodes) if node.op == "output")
-    outputs = output.args[0]
-    return len(outputs) if isinstance(outputs, (tuple, list)) else 1

@@ -15,8 +15,7 @@ from torch import from_numpy
 
 from dovetail_capture import rebuild
 from dovetail_capture.interpreter.values.arrays import ArraySource
-from dovetail_capture.interpreter.values.draws import DrawSource
-from dovetail_capture.interpreter.values.plain import PlainSource, as_plain
+from dovetail_capture.interpreter.values.computed_sources import DrawSource, PlainSource, as_plain
 from dovetail_capture.recipe import (
     Build,
     CallFunction,

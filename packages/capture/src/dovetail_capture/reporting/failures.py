@@ -15,7 +15,7 @@ import torch
 from dovetail_prims.node_error import Refusal
 from torch.fx import GraphModule
 
-from dovetail_capture.environment.surroundings import warn_caller
+from dovetail_capture.environment.callers import warn_caller
 
 _PACKAGES = ("dovetail", "dovetail-capture", "torch", "triton", "sympy", "numpy")
 _INNERMOST = 3  # frames of a traceback that a warning shows

@@ -1,4 +1,11 @@
-"""Which code asks a compiled module: some counts on torch.compile's wrapper and its names."""
+"""Code that a wrapper of a module answers otherwise than other code.
+
+The rule: a wrapper answers by what it is. It answers by the name of the module that asks only where
+code outside of the program was written for torch.compile's wrapper, or for none, and goes wrong
+with a true answer; each such module stands in one of the sets below, which says what it asks. Only
+`OptimizedModule` may ask `is_asked_by`. (Of a wrapped function one such question is answered in C:
+`switched_class` in `csrc/wrappers.h`, its class, to what looks for sources and signatures.)
+"""
 
 from __future__ import annotations
 

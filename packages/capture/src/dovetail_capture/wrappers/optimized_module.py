@@ -21,8 +21,7 @@ from dovetail_capture.wrappers.askers import (
     is_asked_by,
     torchs_class,
 )
-from dovetail_capture.wrappers.state_dict_names import INNER
-from dovetail_capture.wrappers.submodules import Submodules
+from dovetail_capture.wrappers.state_dict_names import INNER, Submodules
 
 _OWN = frozenset({INNER, "_optimize", "capture_context", "forward"})
 # Tables of the wrapped module that serve as the wrapper's: a name in `named_parameters` or in a

@@ -1,4 +1,4 @@
-"""Names in a state dict with, and without, the wrapper's place in them.
+"""Names of submodules, and in a state dict, with and without the wrapper's place in them.
 
 `torch.compile` gives a module's parameters names that begin with `_orig_mod.`. A checkpoint may
 have been written in either form, and is loaded into both.
@@ -7,8 +7,10 @@ have been written in either form, and is loaded into both.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
+
+import torch
 
 INNER = "_orig_mod"  # the attribute, and where it is a submodule its name
 
@@ -61,3 +63,41 @@ def copied(state_dict: Mapping[str, Any], versions: Mapping[str, Any] | None) ->
 
 def _is_inner(name: str) -> bool:
     return name == INNER or name.startswith(f"{INNER}.")
+
+
+class Submodules(MutableMapping[str, torch.nn.Module | None]):
+    """The wrapper's `_modules`: the wrapped module's, as loading a state dict walks them by name.
+
+    What is set as `_orig_mod`, the name of the wrapper's only child, becomes the wrapped module:
+    there are passes that replace each child.
+    """
+
+    def __init__(
+        self,
+        table: dict[str, torch.nn.Module | None],
+        set_inner: Callable[[torch.nn.Module], None],
+    ) -> None:
+        """`table` is the wrapped module's; `set_inner` puts another module in its place."""
+        self._table, self._set_inner = table, set_inner
+
+    def __getitem__(self, name: str) -> torch.nn.Module | None:
+        return self._table[name]
+
+    def __setitem__(self, name: str, module: torch.nn.Module | None) -> None:
+        if name == INNER and module is not None:
+            self._set_inner(module)
+        else:
+            self._table[name] = module
+
+    def __delitem__(self, name: str) -> None:
+        del self._table[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def copy(self) -> dict[str, torch.nn.Module | None]:
+        """A dict of its own."""
+        return self._table.copy()

@@ -12,7 +12,7 @@ from dovetail_capture.extensions.numpy.numpy_arrays import HINT, as_array, as_te
 from dovetail_capture.extensions.numpy.numpy_conversions import tensor_numpy
 from dovetail_capture.extensions.numpy.numpy_on_tensors import UFUNCS
 from dovetail_capture.interpreter.machine.machine import Interpreter
-from dovetail_capture.interpreter.protocols.operator_tables import BINARY, COMPARE
+from dovetail_capture.interpreter.protocols.choices import BINARY, COMPARE
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue, CopiedView
 from dovetail_capture.interpreter.values.base import Constant, Value

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.library.torch_functions.allowed_calls import put_together
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,
     Parts,
@@ -35,7 +36,6 @@ from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     template_of,
     transforms_around,
 )
-from dovetail_capture.interpreter.library.torch_functions.whole_calls import put_together
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN

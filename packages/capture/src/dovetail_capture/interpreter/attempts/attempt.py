@@ -18,7 +18,7 @@ from dovetail_capture.captured_frame import (
     GraphBreak,
     Way,
 )
-from dovetail_capture.environment.function_stack import no_function_modes
+from dovetail_capture.environment.torch_state import no_function_modes
 from dovetail_capture.errors import GraphBreakError
 from dovetail_capture.interpreter.attempts.bytecode_interpreter import BytecodeInterpreter
 from dovetail_capture.interpreter.data_checks import value_checks
@@ -43,7 +43,7 @@ from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.knobs import DEBUG
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import FrameEnd, HandledHere, Recipe
-from dovetail_capture.reporting.operator_warnings import OperatorWarnings
+from dovetail_capture.reporting.program_warnings import OperatorWarnings
 from dovetail_capture.skip import skipped_directories
 
 # Settings that tensor operations and folded torch functions read.

@@ -16,7 +16,7 @@ from dovetail_capture.interpreter.data_checks.try_blocks import handles
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.inputs import wrap as wrapping
 from dovetail_capture.interpreter.library import function_table as library
-from dovetail_capture.interpreter.library.torch_functions import whole_calls
+from dovetail_capture.interpreter.library.torch_functions import allowed_calls
 from dovetail_capture.interpreter.machine import Interpreter, decoding
 from dovetail_capture.interpreter.machine.frame import Frame, GeneratorValue
 from dovetail_capture.interpreter.opcodes.table import HANDLERS as OPCODE_HANDLERS
@@ -38,7 +38,6 @@ from dovetail_capture.interpreter.protocols import (
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
-from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
@@ -50,7 +49,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.values.truths import TruthOf
+from dovetail_capture.interpreter.values.truths import Chosen, TruthOf
 from dovetail_capture.options import CaptureOptions
 
 _DECODED: dict[int, tuple[weakref.ref[CodeType], decoding.DecodedCode]] = {}
@@ -235,7 +234,7 @@ class BytecodeInterpreter(Interpreter):
         return library.is_operation(fn)
 
     def record_whole(self, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return whole_calls.record_whole(self, real, args, kwargs)
+        return allowed_calls.record_whole(self, real, args, kwargs)
 
     def record(
         self,

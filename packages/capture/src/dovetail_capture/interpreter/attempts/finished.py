@@ -31,7 +31,7 @@ from dovetail_capture.interpreter.signals import (
     GraphBreakSignal,
 )
 from dovetail_capture.interpreter.values.arrays import ArraySource
-from dovetail_capture.interpreter.values.plain import PlainSource
+from dovetail_capture.interpreter.values.computed_sources import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C

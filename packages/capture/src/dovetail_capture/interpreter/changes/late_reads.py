@@ -2,7 +2,7 @@
 
 It runs later than where it is captured, so it may only read what cannot have changed: what it is
 given, what nobody else has, and what a program does not change (functions, classes, modules, and
-numbers under names that are bound once: `stored_names`). Whether the latter are what they were is
+numbers under names that are bound once: `rebound_names`). Whether the latter are what they were is
 asked again when it runs. All else breaks the graph.
 """
 
@@ -28,7 +28,7 @@ from dovetail_guards.source import (
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.late_reads import LateRead
 
-from dovetail_capture.interpreter.inputs.stored_names import (
+from dovetail_capture.interpreter.inputs.rebound_names import (
     is_settled,
     may_be_bound_again,
     may_be_rebound,

@@ -20,7 +20,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.reporting.warnings_said import WarnAbove, WarnAt, action
+from dovetail_capture.reporting.program_warnings import WarnAbove, WarnAt, action
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from dovetail_guards.torch_state import READERS
+from dovetail_prims.gradient_hooks import GradientHook
 from dovetail_prims.stated import STATE
 from torch.fx import Graph
 
 from dovetail_capture.captured_frame import ValueChecks
 from dovetail_capture.interpreter.data_checks import try_blocks
-from dovetail_capture.interpreter.data_checks.written_inputs import can_run_again, written_inputs
+from dovetail_capture.interpreter.graph.aliasing import written_by
 from dovetail_capture.interpreter.graph.random_tensors import may_draw
 from dovetail_capture.interpreter.library.torch_functions.data_dependence import truth_number
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
@@ -274,3 +275,48 @@ def _leaves_no_mode(graph: Graph) -> bool:
         "val" in node.meta or node.op in ("output", "get_attr") or node.target in harmless
         for node in graph.nodes
     )
+
+
+_MOST_BYTES = 1 << 20  # of all copies
+_MOST_COPIES = 32
+
+
+def written_inputs(session: Session) -> list[TensorValue]:
+    """The inputs that the graph may write to, or that share memory with one."""
+    inputs = [value for _, value in session.inputs.entries if isinstance(value, TensorValue)]
+    places = {_place(value.fake) for value in inputs}
+    written = {_place(v.fake) for v in inputs if not v.fake.is_inference() and v.fake._version}
+    for node in session.recorder.graph.nodes:
+        parts = (part.meta.get("val") for part in written_by(node))
+        written |= {_place(part) for part in parts} & places
+    return [value for value in inputs if _place(value.fake) in written]
+
+
+def can_run_again(session: Session) -> bool:
+    """Does the graph leave nothing behind that cannot be put back?"""
+    if any(isinstance(node.target, GradientHook) for node in session.recorder.graph.nodes):
+        return False
+    written = written_inputs(session)
+    if not written:
+        return True
+    if not session.checks.holds or len(written) > _MOST_COPIES:
+        return False
+    if session.recorder.has_other_layouts() or not all(map(_can_be_saved, written)):
+        return False
+    return bool(sum(value.real.nbytes for value in written) <= _MOST_BYTES)
+
+
+def _can_be_saved(value: TensorValue) -> bool:
+    """Is the input, as it is in each call, all of its memory, and does no gradient flow into it?"""
+    real, fake = value.real, value.fake
+    if value.cls not in (torch.Tensor, torch.nn.Parameter) or type(real) is not value.cls:
+        return False
+    if fake.requires_grad or real.requires_grad or real.is_inference():
+        return False
+    if any(type(number) is not int for number in (*fake._sizes, *fake._strides)):
+        return False
+    return bool(real.untyped_storage().nbytes() == real.nbytes and real.is_contiguous())
+
+
+def _place(fake: object) -> int:
+    return id(getattr(fake, "_storage", fake))

@@ -56,7 +56,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.reporting.operator_warnings import OperatorWarnings
+from dovetail_capture.reporting.program_warnings import OperatorWarnings
 
 # Functions that hand back their very argument when there is nothing to do; such a call leaves no
 # node. In-place operations also return their argument, and must stay.

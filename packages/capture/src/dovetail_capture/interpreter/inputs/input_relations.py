@@ -22,9 +22,9 @@ from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.computed_sources import PlainSource
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.plain import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards import clauses as c
 
-from dovetail_capture.interpreter.inputs.stored_names import is_settled
+from dovetail_capture.interpreter.inputs.rebound_names import is_settled
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import (

@@ -1,18 +1,20 @@
-"""`min` and `max` of tensors without dimensions, and arithmetic with what they give (`Chosen`)."""
+"""Operators of the language, by their functions and methods; `min` and `max` of tensors without
+dimensions, and arithmetic with what they give (`Chosen`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import record_call
-from dovetail_capture.interpreter.protocols.operator_tables import BINARY, COMPARE, INPLACE
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.truths import Chosen
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -136,3 +138,40 @@ def settled(name: str, args: list[Value], kwargs: Iterable[str]) -> list[Value]:
             if not fits or not _same_for_both(value, args[0]):
                 value.refuse()
     return [_behind(value) for value in args]
+
+
+# symbol -> (function, dunder name)
+BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "+": (operator.add, "add"),
+    "&": (operator.and_, "and"),
+    "//": (operator.floordiv, "floordiv"),
+    "<<": (operator.lshift, "lshift"),
+    "@": (operator.matmul, "matmul"),
+    "*": (operator.mul, "mul"),
+    "%": (operator.mod, "mod"),
+    "|": (operator.or_, "or"),
+    "**": (operator.pow, "pow"),
+    ">>": (operator.rshift, "rshift"),
+    "-": (operator.sub, "sub"),
+    "/": (operator.truediv, "truediv"),
+    "^": (operator.xor, "xor"),
+}
+INPLACE: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.iadd, "&": operator.iand, "//": operator.ifloordiv, "<<": operator.ilshift,
+    "@": operator.imatmul, "*": operator.imul, "%": operator.imod, "|": operator.ior,
+    "**": operator.ipow, ">>": operator.irshift, "-": operator.isub, "/": operator.itruediv,
+    "^": operator.ixor,
+}  # fmt: skip
+COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str, str]] = {
+    "<": (operator.lt, "__lt__", "__gt__"),
+    "<=": (operator.le, "__le__", "__ge__"),
+    "==": (operator.eq, "__eq__", "__eq__"),
+    "!=": (operator.ne, "__ne__", "__ne__"),
+    ">": (operator.gt, "__gt__", "__lt__"),
+    ">=": (operator.ge, "__ge__", "__le__"),
+}
+UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "-": (operator.neg, "__neg__"),
+    "+": (operator.pos, "__pos__"),
+    "~": (operator.invert, "__invert__"),
+}

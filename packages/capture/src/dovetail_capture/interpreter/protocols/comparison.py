@@ -5,10 +5,18 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.graph.random_tensors import decided
-from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts, method_equality
+from dovetail_capture.interpreter.protocols import (
+    choices,
+    class_attributes,
+    comparison,
+    dicts,
+)
+from dovetail_capture.interpreter.protocols.choices import COMPARE
+from dovetail_capture.interpreter.protocols.class_attributes import C_METHODS
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
     concrete,
@@ -19,11 +27,10 @@ from dovetail_capture.interpreter.protocols.operands import (
     refuse_opaque,
     settled,
 )
-from dovetail_capture.interpreter.protocols.operator_tables import COMPARE
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
-from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -34,10 +41,10 @@ from dovetail_capture.interpreter.values.containers import (
     hash_key,
 )
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
-from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.truths import Chosen
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -179,7 +186,7 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     if is_like_a_set(left) and is_like_a_set(right):
         return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
     if isinstance(left, _METHODS) or isinstance(right, _METHODS):
-        return method_equality.equal_methods(left, right, functools.partial(is_same, vm))
+        return comparison.equal_methods(left, right, functools.partial(is_same, vm))
     if isinstance(left, ObjectValue) and isinstance(right, ObjectValue):
         namespace = types.SimpleNamespace
         if issubclass(left.cls, namespace) and issubclass(right.cls, namespace):
@@ -250,3 +257,34 @@ def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
             or (isinstance(left.value, (int, str, bytes)) and left.value == right.value)
         )
     return False
+
+
+def _real_method(value: Value) -> Any:
+    """The method of a C descriptor that a value stands for: `torch.Tensor.shape.__get__`; None if
+    it is none."""
+    if isinstance(value, NativeMethod) and isinstance(value.receiver, Constant):
+        receiver = value.receiver.value
+        if isinstance(receiver, (types.GetSetDescriptorType, *C_METHODS)):
+            return value.descriptor.__get__(receiver)
+    return value.value if isinstance(value, Constant) else None
+
+
+def equal_methods(left: Value, right: Value, is_same: Callable[[Value, Value], bool]) -> bool:
+    """Methods are equal that are one function of one object."""
+    if left.python_type() is not right.python_type():
+        return False
+    sides = [_real_method(side) for side in (left, right)]
+    if None not in sides:
+        return bool(sides[0] == sides[1])
+    parts: list[tuple[Value, Any]] = []
+    for side in (left, right):
+        if isinstance(side, NativeMethod):
+            parts.append((side.receiver, side.descriptor))
+        elif isinstance(side, BoundMethod):
+            parts.append((side.receiver, side.function))
+        else:
+            raise GraphBreakSignal(f"`==` of {left.describe()} and {right.describe()}")
+    (first, function), (second, other) = parts
+    if isinstance(function, Value):
+        return is_same(function, other) and is_same(first, second)
+    return function is other and is_same(first, second)

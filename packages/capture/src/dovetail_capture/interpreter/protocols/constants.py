@@ -18,9 +18,8 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
-from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.known_types import is_numpy
-from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, SymbolicNumber
+from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, IdOf, SymbolicNumber
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of
 

@@ -19,7 +19,7 @@ from dovetail_capture.interpreter.protocols import (
     numpy_errors,
     operands,
 )
-from dovetail_capture.interpreter.protocols.asked_objects import Asker, may_ask
+from dovetail_capture.interpreter.protocols.special_methods import Asker, may_ask
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue

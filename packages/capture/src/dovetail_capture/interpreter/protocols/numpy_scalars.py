@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.protocols import numpy_errors
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Unread, Value
-from dovetail_capture.interpreter.values.draws import DrawSource
+from dovetail_capture.interpreter.values.computed_sources import DrawSource
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.session.session import Session

@@ -12,7 +12,7 @@ import torch
 from dovetail_guards.shape_env import DataDependentError
 
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
-from dovetail_capture.interpreter.inputs.stored_names import is_settled
+from dovetail_capture.interpreter.inputs.rebound_names import is_settled
 from dovetail_capture.interpreter.protocols import class_attributes, numpy_errors, object_attributes
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal

@@ -14,6 +14,7 @@ from dovetail_capture.interpreter.protocols import (
     numpy_scalars,
     sequences,
 )
+from dovetail_capture.interpreter.protocols.choices import BINARY, INPLACE, UNARY
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
 from dovetail_capture.interpreter.protocols.operands import (
     concrete,
@@ -27,12 +28,10 @@ from dovetail_capture.interpreter.protocols.operands import (
     refuse_opaque,
     settled_operands,
 )
-from dovetail_capture.interpreter.protocols.operator_tables import BINARY, INPLACE, UNARY
 from dovetail_capture.interpreter.protocols.subscripts import index_of
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, is_not_implemented
-from dovetail_capture.interpreter.values.chosen import Chosen
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -44,6 +43,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.truths import Chosen
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dovetail_capture.interpreter.inputs.stored_names import is_settled
+from dovetail_capture.interpreter.inputs.rebound_names import is_settled
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python

@@ -10,7 +10,7 @@ import torch
 from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
-from dovetail_capture.interpreter.inputs.stored_names import is_settled
+from dovetail_capture.interpreter.inputs.rebound_names import is_settled
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
     MISSING,

@@ -35,7 +35,6 @@ from dovetail_capture.interpreter.values.containers import (
     SliceValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.contexts import TokenValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -47,9 +46,8 @@ from dovetail_capture.interpreter.values.functions import (
     TracebackValue,
     TransformValue,
 )
-from dovetail_capture.interpreter.values.identities import IdOf
-from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.objects import ObjectValue, TokenValue
+from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.interpreter.values.truths import TruthOf

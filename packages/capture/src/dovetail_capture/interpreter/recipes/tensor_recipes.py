@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.graph.fake_runs import as_inference
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
-from dovetail_capture.interpreter.values.plain import as_class
+from dovetail_capture.interpreter.values.computed_sources import as_class
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

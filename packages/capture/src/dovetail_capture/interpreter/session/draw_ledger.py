@@ -11,7 +11,7 @@ from dovetail_guards.source import Source
 from dovetail_capture.interpreter.session.input_ledger import InputLedger
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
 from dovetail_capture.interpreter.values.base import Value
-from dovetail_capture.interpreter.values.draws import DrawSource
+from dovetail_capture.interpreter.values.computed_sources import DrawSource
 from dovetail_capture.recipe import CallFunction
 
 

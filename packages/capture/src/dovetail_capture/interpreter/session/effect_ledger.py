@@ -12,8 +12,8 @@ from dovetail_capture.environment.torch_settings import KernelSettings
 from dovetail_capture.interpreter.values.arrays import CopiedView
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue
-from dovetail_capture.interpreter.values.contexts import ContextWrite
 from dovetail_capture.interpreter.values.hooks import Hooked
+from dovetail_capture.interpreter.values.objects import ContextWrite
 
 CallForEffect = tuple[Any, list[Value], dict[str, Value]]
 

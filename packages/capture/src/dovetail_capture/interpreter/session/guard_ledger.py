@@ -10,7 +10,7 @@ from dovetail_guards import clauses as c
 from dovetail_guards.source import ClosureCellSource, ObjectSource, Source
 
 from dovetail_capture.interpreter.values.base import Constant, Unread, Value
-from dovetail_capture.interpreter.values.draws import DrawSource
+from dovetail_capture.interpreter.values.computed_sources import DrawSource
 
 
 class GuardLedger:

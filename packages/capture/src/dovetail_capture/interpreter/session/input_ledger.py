@@ -36,7 +36,7 @@ from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
 from dovetail_capture.interpreter.session.sources import SourceTable
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.plain import PlainSource, as_class, is_asked
+from dovetail_capture.interpreter.values.computed_sources import PlainSource, as_class, is_asked
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.options import CaptureOptions

@@ -1,4 +1,6 @@
-"""The objects that existed before the frame, by their ids, and what stands for them."""
+"""The objects that existed before the frame, by their ids, what stands for them, and how far their
+iterators have gone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from dovetail_guards.source import Source
 from dovetail_capture.interpreter.session.cached_calls import Kept
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import DictValue
+from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.recipe import CallFunction
 
@@ -73,3 +76,23 @@ class ObjectLedger:
                 value.fields.holder = None
         self.known.clear()
         self.keep_alive.clear()
+
+
+class IteratorLedger:
+    """Which iterators the replacement code steps, and how often."""
+
+    def __init__(self) -> None:
+        # (iterator, how many in a row), in their order; what a step takes steps of itself is not
+        # among them.
+        self.steps: list[tuple[HeldIterator, int]] = []
+        self.steps_within = 0
+        self.stepped: dict[int, HeldIterator] = {}  # all that were stepped, by their ids
+
+    def note_step(self, iterator: HeldIterator) -> None:
+        """Let the replacement code take a step of an iterator that existed before."""
+        self.stepped[id(iterator)] = iterator
+        if self.steps_within:
+            return
+        steps = self.steps
+        count = steps.pop()[1] if steps and steps[-1][0] is iterator else 0
+        steps.append((iterator, count + 1))

@@ -12,10 +12,9 @@ from dovetail_capture.interpreter.session.effect_ledger import EffectLedger
 from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
 from dovetail_capture.interpreter.session.input_ledger import InputLedger
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
-from dovetail_capture.interpreter.session.iterator_ledger import IteratorLedger
 from dovetail_capture.interpreter.session.late_ledger import LateLedger
 from dovetail_capture.interpreter.session.mode_ledger import ModeLedger
-from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
+from dovetail_capture.interpreter.session.object_ledger import IteratorLedger, ObjectLedger
 from dovetail_capture.interpreter.session.sources import SourceTable
 from dovetail_capture.interpreter.values.truths import PendingChecks
 from dovetail_capture.options import CaptureOptions

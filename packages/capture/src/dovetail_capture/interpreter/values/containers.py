@@ -16,8 +16,7 @@ from dovetail_guards.source import Source
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.identities import IdOf
-from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
+from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
 
 
 class TupleValue(Value):

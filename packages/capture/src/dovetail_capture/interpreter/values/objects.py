@@ -1,8 +1,12 @@
-"""Instances of Python classes: nn.Modules, configs, dataclasses, exceptions, dict subclasses."""
+"""Instances of Python classes: nn.Modules, configs, dataclasses, exceptions, dict subclasses, and
+tokens of context variables.
+"""
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,3 +84,28 @@ class ProgramException(Exception):
     def __init__(self, value: Value) -> None:
         super().__init__(value)
         self.value = value
+
+
+@dataclass(frozen=True)
+class ContextWrite:
+    """What a context variable was set to in the frame."""
+
+    variable: Value
+    value: Value
+
+
+class TokenValue(Value):
+    """What `ContextVar.set` gave: `before` is the write it replaced. `born` is the step of the top
+    frame that made it."""
+
+    __slots__ = ("before", "born", "used", "variable")
+
+    def __init__(
+        self, variable: contextvars.ContextVar[Any], before: ContextWrite | None, born: int
+    ) -> None:
+        self.variable, self.before, self.born = variable, before, born
+        self.used = False
+        self.source = None
+
+    def python_type(self) -> type:
+        return contextvars.Token

@@ -1,13 +1,14 @@
-"""Numbers that depend on symbolic sizes."""
+"""Numbers that depend on symbolic sizes, and `id()` of objects that have none yet."""
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from dovetail_guards.source import Source
 from dovetail_prims.size_nodes import power_of_floats
 
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -92,3 +93,24 @@ class SymbolicKey:
             return bool(self.number.value == other.number.value)
         whole = isinstance(other, (int, float)) and other == other // 1
         return whole and bool(self.number.value == int(other))
+
+
+class IdOf(Value):
+    """The int `id(of)`. It is compared with others of its kind and is a key of dictionaries and a
+    member of sets; which number it is, is known only where it leaves the graph."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Value) -> None:
+        self.of = of
+        self.source = None
+
+    def python_type(self) -> type:
+        return int
+
+    def describe(self) -> str:
+        return f"id() of {self.of.describe()}"
+
+    def refuse(self) -> NoReturn:
+        """Break the graph, where the number itself is asked for."""
+        raise GraphBreakSignal(f"the number that is {self.describe()}")

@@ -1,14 +1,15 @@
-"""The truth of tensors, which only their data tells, and what is checked of it."""
+"""Values that only the data of tensors decides: their truth, and what `min` and `max` choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from dovetail_capture.captured_frame import Way
+from dovetail_capture.interpreter.signals import MustEndBefore
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -61,3 +62,39 @@ class PendingChecks:
     error: BaseException | None = None  # is raised in the next one, to see what it does, ...
     raised: Value | None = None  # ... and was
     handlers: dict[tuple[int, int, int], str] = field(default_factory=dict)  # what `try`s do
+
+
+class Chosen(Value):
+    """One of several tensors without dimensions and numbers: `min` or `max` gives the very object,
+    and only data tells which.
+
+    `tensor` holds its number either way, in the dtype that all the tensors have. Where neither the
+    type nor the identity of the object matters, as in arithmetic with other tensors, it stands for
+    the object. Elsewhere, and once one of the tensors `among` which it is was written to, the graph
+    ends before step `born`, which chose.
+    """
+
+    __slots__ = ("among", "born", "tensor", "versions")
+
+    def __init__(self, tensor: TensorValue, among: tuple[TensorValue, ...], born: int) -> None:
+        self.tensor = tensor
+        self.among = among
+        self.versions = [one.fake._version for one in among]
+        self.born = born
+        self.source = None
+
+    def number(self) -> TensorValue:
+        """A tensor of its number."""
+        if self.versions != [one.fake._version for one in self.among]:
+            self.refuse()
+        return self.tensor
+
+    def python_type(self) -> type:
+        self.refuse()
+
+    def describe(self) -> str:
+        return "the tensor or number that `min` or `max` of tensors gives"
+
+    def refuse(self) -> NoReturn:
+        """Which object it is matters: the graph is to end before the choice."""
+        raise MustEndBefore(f"{self.describe()}, as more than an operand", self.born)

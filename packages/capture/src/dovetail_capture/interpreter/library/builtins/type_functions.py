@@ -37,8 +37,8 @@ from dovetail_capture.interpreter.values.functions import (
     NativeMethod,
     SuperValue,
 )
-from dovetail_capture.interpreter.values.identities import IdOf
 from dovetail_capture.interpreter.values.objects import ObjectValue
+from dovetail_capture.interpreter.values.symbolic import IdOf
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of

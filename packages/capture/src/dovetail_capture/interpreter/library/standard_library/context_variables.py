@@ -12,7 +12,7 @@ from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kw
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value
-from dovetail_capture.interpreter.values.contexts import ContextWrite, TokenValue
+from dovetail_capture.interpreter.values.objects import ContextWrite, TokenValue
 
 
 def _real(value: Value) -> Any:

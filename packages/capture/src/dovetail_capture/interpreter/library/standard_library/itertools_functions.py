@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail_guards import iterators
 
-from dovetail_capture import rebuild_iterators
+from dovetail_capture import rebuild
 from dovetail_capture.interpreter.library.builtins.iteration_functions import Steps
 from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
@@ -52,7 +52,7 @@ def chain_from_iterable(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
                 if part is None:
                     return None
                 current = vm.get_iter(part)
-                made.over, made.remake = [current, parts], rebuild_iterators.chained
+                made.over, made.remake = [current, parts], rebuild.chained
             item = vm.next_value(current)
             if item is not None:
                 return item
@@ -71,7 +71,7 @@ def zip_longest_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         TupleValue(row)
         for row in itertools.zip_longest(*(vm.iterate(part) for part in parts), fillvalue=fill)
     )
-    remake = rebuild_iterators.zipped_longest
+    remake = rebuild.zipped_longest
     return IteratorValue(rows, itertools.zip_longest, over=[fill, *parts], remake=remake)
 
 
@@ -131,7 +131,7 @@ def cycle_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         else:
             item = saved[again]
             again = (again + 1) % len(saved)
-        made.over, made.remake = [items, Constant(again), *saved], rebuild_iterators.cycled
+        made.over, made.remake = [items, Constant(again), *saved], rebuild.cycled
         return item
 
     made = IteratorValue(Steps(step), itertools.cycle, over=[items])
@@ -150,7 +150,7 @@ def pairwise_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         last = vm.next_value(items)
         if last is None:
             return None
-        made.over, made.remake = [last, items], rebuild_iterators.paired
+        made.over, made.remake = [last, items], rebuild.paired
         return TupleValue([first, last])
 
     made = IteratorValue(Steps(step), itertools.pairwise, over=[items])
@@ -343,7 +343,7 @@ def _in_python(
 
         made = IteratorValue(Steps(step), cls, over=list(given.values()))
         if cls is itertools.accumulate:
-            made.remake = rebuild_iterators.accumulated
+            made.remake = rebuild.accumulated
         return made
 
     return handler
@@ -352,12 +352,12 @@ def _in_python(
 def _accumulate_begun(made: IteratorValue, total: Value) -> None:
     assert made.over is not None
     made.over = [*made.over[:2], total]
-    made.remake = rebuild_iterators.accumulated_from
+    made.remake = rebuild.accumulated_from
 
 
 def _dropwhile_begun(made: IteratorValue, item: Value) -> None:
     assert made.over is not None
-    made.over, made.remake = made.over[-1:], rebuild_iterators.no_longer_dropped
+    made.over, made.remake = made.over[-1:], rebuild.no_longer_dropped
 
 
 def _groupby_begun(made: IteratorValue, item: Value) -> None:

@@ -42,13 +42,13 @@ from dovetail_capture.interpreter.protocols import (
     subscripts,
 )
 from dovetail_capture.interpreter.protocols.attributes import resolve
-from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.protocols.operator_tables import (
+from dovetail_capture.interpreter.protocols.choices import (
     BINARY,
     COMPARE,
     INPLACE,
     UNARY,
 )
+from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue

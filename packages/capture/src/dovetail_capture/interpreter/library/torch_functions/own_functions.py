@@ -29,9 +29,9 @@ from dovetail_capture.interpreter.values.base import (
     boolean,
     is_not_implemented,
 )
+from dovetail_capture.interpreter.values.computed_sources import is_asked
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.plain import is_asked
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 _C: Any = torch._C

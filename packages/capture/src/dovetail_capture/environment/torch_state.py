@@ -1,55 +1,15 @@
-"""What a call of a compiled function is made in: who looks on, and state of torch's that capture
-and compilers leave as they find it."""
+"""State of torch that capture and compilers leave as they find it: modes, autocast, grad mode."""
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from typing import Any
 
 import torch
 from dovetail_guards.torch_state import SKIPS_CLASSES
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
-
-from dovetail_capture.skip import is_skipped_file, our_directories
-
-
-def caller() -> tuple[str, int]:
-    """File and line of the innermost code that is the user's."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_back and is_skipped_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-def users_part(entry: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this compiler."""
-    kept: list[TracebackType] = []
-    while entry is not None:
-        if not entry.tb_frame.f_code.co_filename.startswith(our_directories()):
-            kept.append(entry)
-        entry = entry.tb_next
-    rest: TracebackType | None = None
-    for one in reversed(kept):
-        # (An instruction that no line made has none.)
-        line = one.tb_lineno or one.tb_frame.f_code.co_firstlineno
-        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, line)
-    return rest
-
-
-def warn_caller(message: str, category: type[Warning]) -> None:
-    """Warn at the user's line."""
-    filename, line = caller()
-    warnings.warn_explicit(message, category, filename, line)
-
-
-def place_of_caller() -> str:
-    """`file:line` of the innermost code that is the user's."""
-    filename, line = caller()
-    return f"{filename}:{line}"
 
 
 def observer() -> str | None:
@@ -134,3 +94,28 @@ def _set_autocast_state(
         level = torch.autocast_decrement_nesting()
     if nesting == 0:
         torch.clear_autocast_cache()
+
+
+_C: Any = torch._C
+
+
+@contextmanager
+def no_function_modes() -> Iterator[None]:
+    """Run without the modes that are entered; others may be."""
+    aside = [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())]
+    try:
+        with _C._EnableTorchFunction():
+            yield
+    finally:
+        for mode in reversed(aside):
+            _C._push_on_torch_function_stack(mode)
+
+
+def outside_of_modes(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled`, into which the modes that are entered were captured: they do not see its run."""
+
+    def run(*args: Any) -> Any:
+        with no_function_modes():
+            return compiled(*args)
+
+    return run

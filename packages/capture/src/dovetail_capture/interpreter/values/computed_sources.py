@@ -1,4 +1,5 @@
-"""Tensors of the program's own classes, which do not wrap others: in graphs they are plain."""
+"""Sources of what replacement code computes before the graph: tensors without their class, random
+numbers of Python's."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from dovetail_guards.source import Source
 from dovetail_prims.fake_tensor import FakeTensor
+
+from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values.base import Value
 
 
 @dataclass(frozen=True)
@@ -43,3 +47,32 @@ def as_class(tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
     """The tensor as one of a class, over the same memory; gradients pass."""
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
         return tensor.as_subclass(cls)
+
+
+@dataclass(frozen=True)
+class DrawSource(Source):
+    """What draw number `index` of a `CapturedFrame` gave, or `item` of the list that it gave. No
+    guard speaks of it."""
+
+    index: int
+    item: int | None = None
+
+    def __str__(self) -> str:
+        return f"draw{self.index}" + ("" if self.item is None else f"[{self.item}]")
+
+
+class GeneratorState(Value):
+    """What `getstate()` gave: known when the program runs only, and handed on as it is. Without a
+    source, a part of the state that follows from a draw."""
+
+    __slots__ = ()
+
+    def __init__(self, source: DrawSource | None) -> None:
+        self.source = source
+
+    def python_type(self) -> type:
+        # Whoever asks is about to look into it.
+        raise GraphBreakSignal(f"a look at {self.describe()}", "look at it outside")
+
+    def describe(self) -> str:
+        return "the state of a random number generator"
