@@ -27,9 +27,13 @@ PACKAGES = (
 )
 # Folders and files of packages that are not core, and could be packages of their own.
 EXTENSIONS = {
-    "dovetail_capture": ("extensions",),
-    "dovetail_autograd_aot": ("compiled_backward", "patterns", "subclasses"),
-    "dovetail_inductor": ("graph_passes/complex_parts.py", "products"),
+    "dovetail_guards": ("bench.py",),
+    "dovetail_prims": ("bench.py",),
+    "dovetail_runtime": ("bench.py",),
+    "dovetail_capture": ("extensions", "bench.py"),
+    "dovetail_autograd_aot": ("compiled_backward", "patterns", "bench.py"),
+    "dovetail_inductor": ("graph_passes/complex_parts.py", "products", "bench.py"),
+    "dovetail": ("bench",),
 }
 NATIVE = (".c", ".cpp", ".h")
 KNOB = re.compile(r"DOVETAIL_[A-Z_]+")
