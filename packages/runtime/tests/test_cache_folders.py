@@ -143,7 +143,7 @@ def test_a_folder_that_may_only_be_read(tmp_path: Path) -> None:
         for path in (*tmp_path.parents[:2], tmp_path, folder, *folder.rglob("*")):
             path.chmod(0o755)
     assert done.returncode == 0 and done.stdout.startswith("1 "), done.stderr
-    assert done.stderr.count("RuntimeWarning") == 1 and str(folder) in done.stderr
+    assert done.stderr.count("CacheWarning") == 1 and str(folder) in done.stderr
     temporary = done.stderr.partition("is kept in ")[2].split()[0]
     assert "dovetail-cache-" in temporary and not Path(temporary).exists()
 

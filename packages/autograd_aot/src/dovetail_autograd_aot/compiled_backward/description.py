@@ -321,7 +321,7 @@ class _Describer:
             self._slot(Slot("function", node), functools.partial(type(node).apply, node))
             return
         read = function.read_by_backward(node)
-        if getattr(node, "rest", None) is None:
+        if getattr(node, "remaining", None) is None:
             self._check_unhooked(node._raw_saved_tensors)
         self.structure.append(function)
         self.found.inlined.append(node)
