@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_prims.boundary_files import load_boundary
+from dovetail_prims.boundary_files import BoundaryFileError, load_boundary
 from dovetail_runtime import Plan, as_python, load
 
 from dovetail.cli import main
@@ -65,6 +65,18 @@ def test_a_plan_that_was_made_of_loops_runs(tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     *_, (_, plan) = continue_from(file)
     torch.testing.assert_close(load(plan)(x, y)[0], softmax(x, y))
+
+
+def test_what_no_file_can_hold_is_told_after_the_run(tmp_path: Path) -> None:
+    class OfThisTest(torch.nn.Module):  # which no other process finds
+        factor = 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp() * self.factor
+
+    with pytest.raises(BoundaryFileError, match="CapturedFrame cannot be written"):
+        show(OfThisTest(), (torch.ones(3),), stages=["capture", "loops"], folder=tmp_path)
+    assert [file.stem.partition("_")[2] for file in tmp_path.iterdir()] == ["loops"]
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

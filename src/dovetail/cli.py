@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from dovetail_prims.boundary_files import BoundaryFileError
+
 from dovetail.options import MODES, unknown_name
 from dovetail.show import BOUNDARIES, STAGES, load_function, read_inputs, show
+from dovetail.stages import BOUNDARY_TYPES, continue_from, text_of
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,13 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         "continue", help="the stages after a boundary value that `show --save` wrote"
     )
     further.add_argument("file", metavar="FILE.boundary", help="(a pickle: one that you trust)")
-    further.add_argument("--stage", default="plan", choices=tuple(STAGES), help="the last one")
+    further.add_argument("--stage", default="plan", choices=tuple(BOUNDARY_TYPES), help="the last")
     return parser
 
 
 def _continue(arguments: argparse.Namespace) -> int:
-    from dovetail.stages import continue_from, text_of
-
     try:
         for stage, value in continue_from(arguments.file, arguments.stage):
             print(f"==== {stage} ====\n{text_of(value).strip()}\n")
@@ -104,7 +105,12 @@ def _show(arguments: argparse.Namespace) -> int:
         return 2
     stages = ["code"] if arguments.kernel else arguments.stage or BOUNDARIES
     folder = None if arguments.save is None else Path(arguments.save)
-    for each in show(function, inputs, stages=stages, train=arguments.train, folder=folder):
+    try:
+        shown = show(function, inputs, stages=stages, train=arguments.train, folder=folder)
+    except BoundaryFileError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for each in shown:
         if arguments.kernel is None or arguments.kernel in each.text.text:
             print(each.as_text())
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.artifact_log import ROOT, ArtifactText, logger_of
-from dovetail_prims.boundary_files import save_boundary
+from dovetail_prims.boundary_files import BoundaryFileError, save_boundary
 
 import dovetail
 
@@ -66,7 +66,8 @@ def show(
         folder: the boundary values of these stages are written there, `dovetail.stages` goes on
             from them.
 
-    Raises KeyError for an unknown stage, and whatever compiling or running raises.
+    Raises KeyError for an unknown stage, BoundaryFileError for a value that no file can hold, and
+    whatever compiling or running raises.
     """
     stage_of = {artifact: stage for stage in stages for artifact in STAGES[stage]}
     options = {"on_error": "raise"}
@@ -124,6 +125,7 @@ class _Collector(logging.Handler):
         self.texts: list[ArtifactText] = []
         self.stage_of = stage_of
         self.folder = folder
+        self.refused: BoundaryFileError | None = None  # the first value that cannot be written
 
     def emit(self, record: logging.LogRecord) -> None:
         told = getattr(record, "told", None)
@@ -133,7 +135,10 @@ class _Collector(logging.Handler):
         if self.folder is not None and told.value is not None:
             # (Now: later stages assume more of symbolic sizes.)
             name = f"{len(self.texts):02}_{self.stage_of[told.artifact]}.boundary"
-            save_boundary(told.value, self.folder / name)
+            try:
+                save_boundary(told.value, self.folder / name)
+            except BoundaryFileError as error:  # (no error of the program that is compiled)
+                self.refused = self.refused or error
 
 
 @contextmanager
@@ -153,6 +158,8 @@ def _collected(
         logger.setLevel(logging.INFO)
     try:
         yield collector.texts
+        if collector.refused is not None:
+            raise collector.refused
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -81,6 +81,7 @@ THPObjectPtr remembered(TrainingCalls* self, PyObject* const* inputs, size_t cou
 
 // The saved value, in the place of an output: with a version counter that both share.
 PyObject* alias_of(const Alias& alias, PyObject* value, PyObject* output) {
+  TORCH_CHECK_TYPE(THPVariable_Check(value) && THPVariable_Check(output), "a compiled forward gave no tensor");
   const Tensor& saved = THPVariable_Unpack(value);
   const Tensor& like = THPVariable_Unpack(output);
   const at::IntArrayRef sizes = alias.known ? at::IntArrayRef(alias.sizes) : like.sizes();
@@ -93,6 +94,8 @@ PyObject* alias_of(const Alias& alias, PyObject* value, PyObject* output) {
 
 // A saved value, as it is kept.
 PyObject* as_kept(Kept kept, PyObject* value) {
+  const bool changed = kept == Kept::DETACHED || kept == Kept::RECOUNTED;
+  TORCH_CHECK_TYPE(!changed || THPVariable_Check(value), "a compiled forward gave no tensor");
   switch (kept) {
     case Kept::DETACHED:
       return checked(THPVariable_Wrap(THPVariable_Unpack(value).detach()));

@@ -100,6 +100,10 @@ def test_what_is_refused(tmp_path: Path) -> None:
     save_boundary(Held(3), path)
     with pytest.raises(BoundaryFileError, match="holds a Held, no ShapeEnv"):
         load_boundary(path, ShapeEnv)
+    own, other = f"{torch.__version__}\n".encode(), b"1.13.1\n"
+    path.write_bytes(path.read_bytes().replace(own, other, 1)[:40])  # (nothing more is read)
+    with pytest.raises(BoundaryFileError, match=r"was written with torch 1\.13\.1"):
+        load_boundary(path, Held)
     path.write_bytes(b"something else")
     with pytest.raises(BoundaryFileError, match="no file of a boundary value"):
         load_boundary(path, Held)

@@ -34,7 +34,7 @@ from torch.fx.node import map_arg
 from dovetail_prims.fake_tensor import FakeTensor, make, set_lazy
 
 T = TypeVar("T")
-MAGIC = b"dovetail boundary 1\n"
+_MAGIC = b"dovetail boundary 1\n"  # (then a line with torch's version)
 
 
 class BoundaryFileError(ValueError):
@@ -47,12 +47,13 @@ def save_boundary(value: object, path: Path | str) -> None:
     Raises BoundaryFileError where the value refers to what no other process can find, such as a
     function defined within a function; nothing is written then.
     """
-    written = io.BytesIO()
+    written = io.BytesIO(_MAGIC + f"{torch.__version__}\n".encode())
+    written.seek(0, io.SEEK_END)
     try:
-        _Pickler(written).dump((torch.__version__, value))
+        _Pickler(written).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise BoundaryFileError(f"{type(value).__name__} cannot be written: {error}") from error
-    Path(path).write_bytes(MAGIC + written.getvalue())
+    Path(path).write_bytes(written.getvalue())
 
 
 def load_boundary(path: Path | str, kind: type[T]) -> T:
@@ -60,12 +61,13 @@ def load_boundary(path: Path | str, kind: type[T]) -> T:
 
     Raises BoundaryFileError for a file that holds anything else.
     """
-    data = Path(path).read_bytes()
-    if not data.startswith(MAGIC):
-        raise BoundaryFileError(f"{path} is no file of a boundary value of this version")
-    version, value = _Unpickler(io.BytesIO(data[len(MAGIC) :])).load()
-    if version != torch.__version__:
-        raise BoundaryFileError(f"{path} was written with torch {version}")
+    with Path(path).open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise BoundaryFileError(f"{path} is no file of a boundary value of this version")
+        version = file.readline().decode().strip()
+        if version != torch.__version__:  # (whose values may refer to what is not there)
+            raise BoundaryFileError(f"{path} was written with torch {version}")
+        value = _Unpickler(file).load()
     if not isinstance(value, kind):
         raise BoundaryFileError(f"{path} holds a {type(value).__name__}, no {kind.__name__}")
     return value
