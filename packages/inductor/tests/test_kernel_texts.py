@@ -85,4 +85,4 @@ def test_kernels_can_be_read(name: str, triton: bool) -> None:
         assert unread <= {"pid"}, text  # (of a kernel of one program)
         assert not re.search(r"(?m)(^ *|\) )\{\s*(constexpr int64_t u = 0;)?\s*\}", text), text
         assert not re.search(r"\bif \(?(true|false|True|False|\d+)\)?\W", text), text
-        assert not re.search(r"(cast<\w+>|\.to\()\([^()]*\)\)?\1", text), text
+        assert not re.search(r"(cast<\w+>)\(\1\(|(\.to\([\w.]+\))\2", text), text
