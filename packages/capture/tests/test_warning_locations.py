@@ -212,3 +212,18 @@ def test_what_a_compiler_says_for_the_programs_line_is_said() -> None:
     assert [(str(w.message), w.filename) for w in found][:1] == [
         ("a graph runs uncompiled", __file__)
     ]
+
+
+def test_a_block_that_an_interrupt_left_open_ends_with_the_capture() -> None:
+    """A handler of signals may raise between the beginning of a block and what ends it."""
+
+    def interrupted(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        OperatorWarnings().__enter__()
+        raise KeyboardInterrupt
+
+    before = warnings.filters, warnings.showwarning
+    with pytest.raises(KeyboardInterrupt):
+        optimize(old_softmax, backend=interrupted)(torch.ones(2))
+    assert (warnings.filters, warnings.showwarning) == before
+    places = [said(f, "once") for f in (optimize(old_softmax, compiled_quietly), old_softmax)]
+    assert places[0] == places[1]

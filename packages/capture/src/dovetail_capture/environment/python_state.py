@@ -28,12 +28,12 @@ def handlers_raise() -> Iterator[None]:
         return
     errors: list[tuple[BaseException, TracebackType | None]] = []
     watched: dict[int, _Watched] = {}
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if callable(handler):
-            watched[number] = _Watched(handler, errors)
-            signal.signal(number, watched[number])
     try:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                watched[number] = _Watched(handler, errors)
+                signal.signal(number, watched[number])
         yield
     except BaseException as error:
         _put_back(watched)

@@ -67,6 +67,7 @@ from dovetail_capture.replacement.replacement_code import build_replacement
 from dovetail_capture.reporting.artifacts import tell_of_frame, tell_of_graph
 from dovetail_capture.reporting.compile_log import CompileLog, FrameRecord
 from dovetail_capture.reporting.failures import error_of_program, failure_of, note_failure
+from dovetail_capture.reporting.program_warnings import operator_blocks_end
 from dovetail_capture.skip import (
     is_generated_for_skipped,
     is_skipped,
@@ -239,7 +240,12 @@ class CaptureContext(FrameVersions):
         # Entries and marks are made here, under the lock: a thread that waits is to find them.
         while True:
             try:
-                with handlers_raise(), torch_state_kept(), no_hooks_on_saved_tensors():
+                with (
+                    operator_blocks_end(),
+                    handlers_raise(),
+                    torch_state_kept(),
+                    no_hooks_on_saved_tensors(),
+                ):
                     answer = self._compile_or_skip(code, func, args)
                 break
             except ModuleToInitialise as found:

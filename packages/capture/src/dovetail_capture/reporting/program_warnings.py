@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +96,7 @@ class OperatorWarnings:
         _HELD.begin(self)
 
     def __exit__(self, *error: object) -> None:
-        _HELD.end()
+        _HELD.end(_HELD.depth() - 1)
 
     def note(self, text: str, category: type[Warning], filters: Any) -> None:
         """Keep what an operator, of this thread, warns of."""
@@ -131,17 +132,22 @@ class _Held:
                 warnings.filters, warnings.showwarning = self._filters, self._show
             self._blocks.setdefault(threading.get_ident(), []).append(block)
 
-    def end(self) -> None:
-        """This thread ends its innermost block."""
+    def depth(self) -> int:
+        """How many blocks this thread is in."""
+        return len(self._blocks.get(threading.get_ident(), ()))
+
+    def end(self, depth: int) -> None:
+        """This thread ends its innermost blocks: it is in `depth` from now on."""
         with self._lock:
-            mine = self._blocks[threading.get_ident()]
-            mine.pop()
+            mine = self._blocks.get(threading.get_ident(), [])
+            del mine[depth:]
             if not mine:
-                del self._blocks[threading.get_ident()]
+                self._blocks.pop(threading.get_ident(), None)
             if not self._blocks:
                 if warnings.filters is self._filters:
                     warnings.filters = self._before[0]
-                warnings.showwarning = self._before[1]
+                if warnings.showwarning == self._show:
+                    warnings.showwarning = self._before[1]
 
     def _show(
         self, message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any
@@ -161,6 +167,17 @@ class _Held:
                 pass
             case _:
                 show(message, category, filename, lineno, *rest, **named)
+
+
+@contextmanager
+def operator_blocks_end() -> Iterator[None]:
+    """Ends the blocks that a capture began in here and did not end: what a handler of signals
+    raises comes anywhere, also between a block's beginning and what would end it."""
+    depth = _HELD.depth()
+    try:
+        yield
+    finally:
+        _HELD.end(depth)
 
 
 _GENERATED = "<eval_with_key>"  # modules of graphs
