@@ -79,7 +79,7 @@ def _several(call: Callable[[], Any], count: int) -> Callable[[], None]:
 def measured(program: Program, dtype: torch.dtype, system: str, options: Any) -> Line:
     """One program by one system."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     with torch.device(options.device):
         function, given = program.make()
     if isinstance(function, torch.nn.Module):
