@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dovetail.size import EXTENSIONS, PACKAGES, as_text, measure
 
-MOST_LINES = 128_100
+MOST_LINES = 127_210
 MOST_LINES_OF_CORE = 115_600
 
 

@@ -27,12 +27,9 @@ PACKAGES = (
 )
 # Folders and files of packages that are not core, and could be packages of their own.
 EXTENSIONS = {
-    "dovetail_guards": ("bench.py",),
-    "dovetail_prims": ("bench.py",),
-    "dovetail_runtime": ("bench.py",),
-    "dovetail_capture": ("extensions", "bench.py"),
-    "dovetail_autograd_aot": ("compiled_backward", "patterns", "bench.py"),
-    "dovetail_inductor": ("graph_passes/complex_parts.py", "products", "bench.py"),
+    "dovetail_capture": ("extensions",),
+    "dovetail_autograd_aot": ("compiled_backward", "patterns"),
+    "dovetail_inductor": ("graph_passes/complex_parts.py", "products"),
     "dovetail": ("bench",),
 }
 NATIVE = (".c", ".cpp", ".h")

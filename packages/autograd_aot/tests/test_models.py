@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, check, lift
 from dovetail_autograd_aot import min_cut_partition, trace_joint
-from dovetail_autograd_aot.bench import Block, LanguageModel
 from dovetail_prims.dialect import Dialect, verify
 from torch import nn
+from trace_costs import Block, LanguageModel
 
 
 class ConvNet(nn.Module):

@@ -16,11 +16,11 @@ from dovetail_autograd_aot import (
     min_cut_partition,
     trace_joint,
 )
-from dovetail_autograd_aot.bench import LanguageModel
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
 from dovetail_autograd_aot.partition.max_flow import FlowNetwork
 from dovetail_prims import exact_comparisons
+from trace_costs import LanguageModel
 
 
 def brute_force_cut(n, edges):

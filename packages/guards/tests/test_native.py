@@ -18,8 +18,8 @@ import torch
 from dovetail_guards import FrameView, GuardSet
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
-from dovetail_guards.bench import module_clauses, tensor_clause
 from dovetail_guards.torch_state import READERS
+from guard_costs import module_clauses, tensor_clause
 
 X = s.LocalSource("x")
 

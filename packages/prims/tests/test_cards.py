@@ -220,7 +220,6 @@ def test_every_table_has_each_card() -> None:
 
 # Facts of other kinds than a card's, on operators of several kinds.
 OTHER_FACTS = {
-    "bench.py",
     "data_errors.py",  # what looks at data, and how
     "number_functions.py",  # of Python's numbers
     "size_nodes.py",  # the same

@@ -12,3 +12,4 @@ from pathlib import Path
 _directory = tempfile.TemporaryDirectory(prefix="dovetail-test-cache-")
 os.environ.setdefault("DOVETAIL_CACHE_DIR", _directory.name)
 sys.path.insert(0, str(Path(__file__).parent))  # the helper modules beside the tests
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

@@ -30,8 +30,8 @@ from dovetail_runtime import (
     load,
     release_idle_memory,
 )
-from dovetail_runtime.bench import kernel_chain, mm_chain
 from dovetail_runtime.native import executor_module
+from plan_costs import kernel_chain, mm_chain
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")

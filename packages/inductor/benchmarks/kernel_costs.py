@@ -1,4 +1,6 @@
-"""Micro kernels against eager: `python -m dovetail_inductor.bench [threads] [name ...]`.
+"""Micro kernels against eager.
+
+    python packages/inductor/benchmarks/kernel_costs.py [threads] [name ...]
 
 Eager and compiled runs alternate, and the best of each counts, so that a busy machine disturbs
 both alike. With one thread, CPU time is measured, which other processes do not add to.
@@ -13,12 +15,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
 from dovetail_runtime.plan import LaunchCpp
-
-from dovetail_inductor.pipeline import compile_graph
 
 Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 

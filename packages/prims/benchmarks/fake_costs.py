@@ -1,4 +1,4 @@
-"""What a fake op costs: `python -m dovetail_prims.bench`.
+"""What a fake op costs: `python packages/prims/benchmarks/fake_costs.py`.
 
 Microseconds per op in steady state, through the dispatcher (as a model calls it) and directly
 through `propagate` (as a tracer that stands below autograd may).
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 from dovetail_prims.from_real import from_real
 

@@ -1,5 +1,8 @@
-"""`python -m dovetail_runtime.bench`: what a call and a step cost this machine's CPU, beside the
-same operators called eagerly; for plans of a GPU too, where there is one."""
+"""What a call and a step cost this machine's CPU, beside the same operators called eagerly; for
+plans of a GPU too, where there is one.
+
+    python packages/runtime/benchmarks/plan_costs.py
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
 from dovetail_runtime.artifact import load
 from dovetail_runtime.plan import (
     Allocate,

@@ -1,4 +1,4 @@
-"""What guards cost: `python -m dovetail_guards.bench`.
+"""What guards cost: `python packages/guards/benchmarks/guard_costs.py`.
 
 Measures one check of a small guard and of a module tree of about the size of a 12-layer BERT,
 through the C entry that the frame hook calls, and what making and compiling the set costs.
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from dovetail_guards import clauses as c
 from dovetail_guards import source as s
 from dovetail_guards.guard_set import GuardSet

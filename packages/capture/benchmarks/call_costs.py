@@ -1,4 +1,7 @@
-"""What the frame hook costs: nanoseconds per call. `python -m dovetail_capture.bench`."""
+"""What the frame hook costs: nanoseconds per call.
+
+python packages/capture/benchmarks/call_costs.py
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-
 from dovetail_capture import _frame_hook
 from dovetail_capture.api import optimize, run_graph
 

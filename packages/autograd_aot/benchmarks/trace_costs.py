@@ -1,4 +1,4 @@
-"""How long tracing and partitioning take: `python -m dovetail_autograd_aot.bench`.
+"""How long tracing and partitioning take: `python packages/autograd_aot/benchmarks/trace_costs.py`.
 
 A language model (tied embedding, cross-entropy) of 4 and of 12 layers, with and without
 decompositions; then what a call and an output cost besides the compiled code. CPU time, so that a
@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dovetail_prims.decompositions import core_aten_table
-from torch import Tensor, nn
-from torch.fx import Graph, GraphModule
-
 from dovetail_autograd_aot.joint.joint_trace import trace_joint
 from dovetail_autograd_aot.partition.min_cut import default_partition, min_cut_partition
 from dovetail_autograd_aot.pipeline import aot_compile
+from dovetail_prims.decompositions import core_aten_table
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
 
 
 class Block(nn.Module):
