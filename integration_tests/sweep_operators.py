@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from dovetail_prims.backend_traits import BackendTraits
+from dovetail_prims.graphs.backend_traits import BackendTraits
 from torch.utils import _pytree as pytree
 
 import dovetail

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_prims.backend_traits import BackendTraits
+from dovetail_prims.graphs.backend_traits import BackendTraits
 from torch import Tensor, nn
 
 import dovetail

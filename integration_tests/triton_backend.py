@@ -28,8 +28,8 @@ from dovetail_autograd_aot import (
 from dovetail_capture import BackendTraits
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
 from dovetail_inductor.targets.cuda.typed import typed_kernels
-from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.sizes.at_sizes import is_symbolic
 from dovetail_runtime import LaunchCpp, Plan, ReferenceExecutor
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import TritonKernel

@@ -18,7 +18,7 @@ from dovetail_guards.clauses import ShapeRelation
 from dovetail_guards.ranges import Range
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
-from dovetail_prims.from_real import from_real
+from dovetail_prims.fake.from_real import from_real
 from torch import Tensor
 from torch.fx import GraphModule, Node
 

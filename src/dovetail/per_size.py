@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.process_lock import ProcessLock
-from dovetail_prims.at_sizes import at_sizes, exactly, symbolic_inputs
+from dovetail_prims.sizes.at_sizes import at_sizes, exactly, symbolic_inputs
 from torch.fx import GraphModule
 
 Run = Callable[..., Any]

@@ -12,8 +12,8 @@ import torch
 from dovetail_autograd_aot import aot_compile, compiled_autograd
 from dovetail_autograd_aot.compiled_backward import passes
 from dovetail_prims import trace_aten
-from dovetail_prims.backend_traits import takes_symbolic_graphs
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.graphs.backend_traits import takes_symbolic_graphs
 from torch import Tensor, nn
 
 

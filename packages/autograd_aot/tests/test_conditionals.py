@@ -13,7 +13,7 @@ from dovetail_autograd_aot.joint.joint_trace import trace_joint
 from dovetail_autograd_aot.trace.storage import TraceError
 from dovetail_prims.conditionals import COND, graphs_of
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.from_real import from_real
+from dovetail_prims.fake.from_real import from_real
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 

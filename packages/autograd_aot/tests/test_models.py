@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, check, lift
 from dovetail_autograd_aot import min_cut_partition, trace_joint
-from dovetail_prims.dialect import Dialect, verify
+from dovetail_prims.dialects.dialect import Dialect, verify
 from torch import nn
 from trace_costs import Block, LanguageModel
 

@@ -12,7 +12,7 @@ from dovetail_autograd_aot import AotSettings, aot_compile
 from dovetail_autograd_aot.patterns import score_patterns, scored_attention
 from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 

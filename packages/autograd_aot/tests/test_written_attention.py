@@ -14,7 +14,7 @@ from dovetail_autograd_aot.patterns.attention_pattern import (
     attention_as_written,
     recognise_attention,
 )
-from dovetail_prims.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
 from torch import Tensor, fx
 
 

@@ -11,7 +11,7 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.lowering import aligned
 from dovetail_inductor.lowering.aligned import padded_sizes
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter

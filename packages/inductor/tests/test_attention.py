@@ -17,9 +17,9 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.products.choose_products import Choice, Problem
 from dovetail_inductor.targets import CUDA
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.graph_text import text_of
-from dovetail_prims.record import trace_aten
-from dovetail_prims.scored_attention import attention_operators, scored_attention
+from dovetail_prims.graphs.graph_text import text_of
+from dovetail_prims.graphs.record import trace_aten
+from dovetail_prims.graphs.scored_attention import attention_operators, scored_attention
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter

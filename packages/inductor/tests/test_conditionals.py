@@ -12,7 +12,7 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.conditionals import COND
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.from_real import from_real
+from dovetail_prims.fake.from_real import from_real
 from dovetail_runtime import Choose, LaunchCpp, LaunchTriton, Plan, load
 from torch import Tensor
 from torch.fx import Graph, GraphModule

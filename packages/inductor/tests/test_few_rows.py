@@ -13,7 +13,7 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.options import Gpu
 from dovetail_inductor.products.few_rows import tiles_for
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor

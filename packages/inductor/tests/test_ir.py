@@ -13,8 +13,9 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.lowering.reshapes import reshape_indices, reshape_strides
 from dovetail_inductor.lowering.rules import RULES
 from dovetail_inductor.targets.cpu import syntax
-from dovetail_prims import opsets, trace_aten
+from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.dialects import opsets
 
 
 def value(index: Index, env: dict[int, int]) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.plan import Allocate, CallAten, LaunchTriton
 from dovetail_runtime.reference import ReferenceExecutor

@@ -10,7 +10,7 @@ from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.targets import CPU, CUDA
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter

@@ -17,7 +17,7 @@ from dovetail_inductor.products.candidates import candidates
 from dovetail_inductor.products.choose_products import Choice, Problem, fastest
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel, View

@@ -26,7 +26,7 @@ from dovetail_inductor.loop_ir.sizes import (
 from dovetail_prims import FakeTensor, from_real
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import propagate
-from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.sizes.size_nodes import SizeNodes
 from dovetail_runtime import load
 from dovetail_runtime.plan import CallAten, CppKernel, LaunchCpp, LaunchTriton, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor

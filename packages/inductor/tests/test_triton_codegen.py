@@ -20,7 +20,7 @@ from dovetail_inductor.targets.cuda.assemble import EmittedKernel
 from dovetail_inductor.targets.cuda.kernel import emit_kernel
 from dovetail_inductor.targets.cuda.triton_ops import UnsupportedOp, emit_op
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
 from dovetail_runtime.triton_build import run_in_interpreter

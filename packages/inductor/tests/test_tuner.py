@@ -17,7 +17,7 @@ from dovetail_inductor.products import device_tuner
 from dovetail_inductor.products.choose_products import Problem
 from dovetail_inductor.products.device_tuner import scratch_inputs
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import Plan, load
 from dovetail_runtime.knobs import Knobs
 from torch import Tensor

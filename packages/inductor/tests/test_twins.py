@@ -10,8 +10,8 @@ import pytest
 import torch
 from dovetail_inductor import compile_graph
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.functional_twins import functional_twin
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.functional_twins import functional_twin
+from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import CallAten, LaunchCpp, load
 from torch import Tensor
 

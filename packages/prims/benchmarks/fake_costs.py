@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.from_real import from_real
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
-from dovetail_prims.opsets import CORE_ATEN
+from dovetail_prims.dialects.opsets import CORE_ATEN
 
 
 def check(op: Any, args: Any, kwargs: dict[str, Any] | None = None, **flags: Any) -> None:

@@ -13,7 +13,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import LocalSource
 from dovetail_prims.boundary_files import BoundaryFileError, load_boundary, save_boundary
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.record import trace_aten
+from dovetail_prims.graphs.record import trace_aten
 from torch.fx import GraphModule
 
 

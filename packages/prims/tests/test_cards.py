@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_prims import opsets
 from dovetail_prims.decompositions import core_aten_table, prims_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
-from dovetail_prims.fake_mode import FakeMode
-from dovetail_prims.from_real import from_real
-from dovetail_prims.interpreter import RULES
+from dovetail_prims.dialects import opsets
+from dovetail_prims.dialects.interpreter import RULES
+from dovetail_prims.fake.fake_mode import FakeMode
+from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Card, Dialect, Kind
 from dovetail_prims.ops.common import lookup
-from dovetail_prims.shape_rules.table import default_rules
+from dovetail_prims.ops.rule_table import default_rules
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
@@ -220,12 +220,11 @@ def test_every_table_has_each_card() -> None:
 
 # Facts of other kinds than a card's, on operators of several kinds.
 OTHER_FACTS = {
-    "data_errors.py",  # what looks at data, and how
-    "number_functions.py",  # of Python's numbers
-    "size_nodes.py",  # the same
+    "sizes/number_functions.py",  # of Python's numbers
+    "sizes/size_nodes.py",  # the same
     "decompositions/operand_layouts.py",  # in which layouts eager's iterators write
     "shape_rules/dtype_checks.py",  # which kernels may be asked about dtypes
-    "exact_comparisons.py",  # what picks elements
+    "dialects/exact_comparisons.py",  # what picks elements
     "shape_rules/argument_checks/dtypes.py",  # what kernels demand of dtypes
     "shape_rules/argument_checks/layer_requirements.py",  # sizes that fit one another
     "shape_rules/argument_checks/options.py",  # numbers and words that are options

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
-from dovetail_prims.at_sizes import at_sizes
 from dovetail_prims.conditionals import COND, graphs_of, operands_of, run_plainly
+from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.fake_tensor import make, propagate
-from dovetail_prims.from_real import from_real
+from dovetail_prims.sizes.at_sizes import at_sizes
 from torch.fx import Graph, GraphModule
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from dovetail_prims import from_real
-from dovetail_prims.sdpa import choose_backend
+from dovetail_prims.ops.sdpa import choose_backend
 from rule_checks import aten, check, layouts
 from torch import Tensor
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of, run_expanded
-from dovetail_prims.opsets import CORE_ATEN
+from dovetail_prims.dialects.opsets import CORE_ATEN
 
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

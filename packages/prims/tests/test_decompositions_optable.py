@@ -6,7 +6,7 @@ import pytest
 import torch
 from dovetail_prims import optable
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.opsets import CORE_ATEN, EXTERN, PRIMS
+from dovetail_prims.dialects.opsets import CORE_ATEN, EXTERN, PRIMS
 
 PAGE = Path(__file__).parents[1] / "OPS.md"
 

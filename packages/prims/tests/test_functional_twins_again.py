@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from dovetail_prims.functional_twins import functional_twin, twin_named
+from dovetail_prims.graphs.functional_twins import functional_twin, twin_named
 
 
 def test_an_operator_that_is_defined_again():

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from dovetail_prims import interpreter
 from dovetail_prims.decompositions import core_aten_table, prims_table
 from dovetail_prims.decompositions.apply import apply_table
 from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
-from dovetail_prims.interpreter import PrimsError, interpret
-from dovetail_prims.opsets import CORE_ATEN, EXTERN, PRIMS
-from dovetail_prims.record import trace_aten
+from dovetail_prims.dialects import interpreter
+from dovetail_prims.dialects.interpreter import PrimsError, interpret
+from dovetail_prims.dialects.opsets import CORE_ATEN, EXTERN, PRIMS
+from dovetail_prims.graphs.record import trace_aten
 from torch.fx import Graph, GraphModule
 
 aten = torch.ops.aten

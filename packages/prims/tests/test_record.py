@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_prims import Dialect, FakeTensor, trace_aten, verify
-from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake.fake_mode import FakeMode
 from torch import Tensor, nn
 
 aten = torch.ops.aten

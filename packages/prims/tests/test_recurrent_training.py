@@ -3,12 +3,12 @@ compare them with eager there.)"""
 
 from __future__ import annotations
 
-import dovetail_prims.recurrent as recurrent
-import dovetail_prims.recurrent_training as recurrent_training
+import dovetail_prims.symbolic.recurrent as recurrent
+import dovetail_prims.symbolic.recurrent_training as recurrent_training
 import pytest
 import torch
 from dovetail_prims.fake_tensor import make
-from dovetail_prims.recurrent_training import CudnnNeeds, _flat, operators, trained
+from dovetail_prims.symbolic.recurrent_training import CudnnNeeds, _flat, operators, trained
 from torch.autograd import grad
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

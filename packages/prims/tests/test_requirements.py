@@ -9,7 +9,7 @@ import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_prims import FakeMode, FakeTensor, from_real
-from dovetail_prims.batched_matmul import batched_matmul
+from dovetail_prims.sizes.batched_matmul import batched_matmul
 
 F = torch.nn.functional
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from dovetail_prims import decompositions
-from dovetail_prims.shape_rules.table import default_rules
+from dovetail_prims.ops.rule_table import default_rules
 from torch._ops import OpOverload
 
 

@@ -5,7 +5,7 @@ import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_prims import from_real
-from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake.fake_mode import FakeMode
 
 SHAPES = [((4, 4), (4, 2)), ((4, 4), (4, 1)), ((3, 4, 4), (5, 1, 4, 2)), ((3, 4, 4), (4, 2))]
 

@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_prims.attention import attention
-from dovetail_prims.fake_mode import FakeMode, fake_arguments
-from dovetail_prims.graph_text import NoText, graph_of, run_text, text_of
-from dovetail_prims.record import trace_aten
-from dovetail_prims.scored_attention import scored_attention
+from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.graphs.graph_text import NoText, graph_of, run_text, text_of
+from dovetail_prims.graphs.record import trace_aten
+from dovetail_prims.graphs.scored_attention import scored_attention
+from dovetail_prims.symbolic.attention import attention
 from torch import Tensor
 
 
@@ -123,6 +123,6 @@ def test_as_pytorch_computes_it(mask: str, heads: int, causal: bool) -> None:
     q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, heads, 8, 16), torch.randn(2, heads, 8, 16)
     with pytest.MonkeyPatch.context() as patch:
         # The plain formula, as on a GPU for what no fused kernel takes.
-        patch.setattr("dovetail_prims.attention.choose_backend", lambda *args: "math")
+        patch.setattr("dovetail_prims.symbolic.attention.choose_backend", lambda *args: "math")
         got = attention(q, k, v, chosen, is_causal=causal)
     torch.testing.assert_close(got, F.scaled_dot_product_attention(q, k, v, chosen, 0.0, causal))

@@ -9,7 +9,7 @@ import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
 from dovetail_prims.fake_tensor import make, propagate
-from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.sizes.size_nodes import SizeNodes
 from torch.fx import Graph, GraphModule, Node
 
 EXPRESSIONS = {

@@ -12,9 +12,9 @@ from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_guards.sym_node import expr_of
 from dovetail_prims import FakeMode, FakeTensor, from_real
-from dovetail_prims.at_sizes import at_sizes, is_symbolic
 from dovetail_prims.fake_tensor import propagate
-from dovetail_prims.symbolic_forms import symbolic_form
+from dovetail_prims.sizes.at_sizes import at_sizes, is_symbolic
+from dovetail_prims.symbolic.symbolic_forms import symbolic_form
 from torch.fx import Graph, GraphModule
 from torch.overrides import TorchFunctionMode
 

@@ -10,12 +10,12 @@ import torch
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_prims import from_real
-from dovetail_prims.attention import unfused_attention
-from dovetail_prims.batched_matmul import batched_matmul
-from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import make
-from dovetail_prims.sdpa import choose_backend
-from dovetail_prims.symbolic_forms import symbolic_form
+from dovetail_prims.ops.sdpa import choose_backend
+from dovetail_prims.sizes.batched_matmul import batched_matmul
+from dovetail_prims.symbolic.attention import unfused_attention
+from dovetail_prims.symbolic.symbolic_forms import symbolic_form
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHAPES = [

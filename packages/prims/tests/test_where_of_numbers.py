@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_prims.from_real import from_real
+from dovetail_prims.fake.from_real import from_real
 
 aten = torch.ops.aten
 CONDITION = torch.tensor([[True], [False], [True]])

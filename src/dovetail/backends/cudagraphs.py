@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from dovetail_autograd_aot import aot_compile
 from dovetail_capture import BackendTraits
-from dovetail_prims.at_sizes import is_symbolic
+from dovetail_prims.sizes.at_sizes import is_symbolic
 from dovetail_runtime import Plan, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from dovetail_runtime.plan import CallAten, Free, PlanInput, Ref, Step, TensorSpec

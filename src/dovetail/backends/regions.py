@@ -19,8 +19,8 @@ from dovetail_autograd_aot import (
 from dovetail_capture import BackendTraits
 from dovetail_capture.environment.callers import warn_caller
 from dovetail_capture.reporting.failures import UncompiledWarning
-from dovetail_prims.at_sizes import is_symbolic
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.sizes.at_sizes import is_symbolic
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 

@@ -1,6 +1,6 @@
 """Bytecode capture of PyTorch programs into FX graphs."""
 
-from dovetail_prims.backend_traits import BackendTraits, takes_symbolic_graphs
+from dovetail_prims.graphs.backend_traits import BackendTraits, takes_symbolic_graphs
 
 from dovetail_capture.api import (
     context_of,

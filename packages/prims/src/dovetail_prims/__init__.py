@@ -2,10 +2,11 @@
 
 # (The table of shape rules is loaded now, though it is asked for late: where a process forks while
 # another thread loads a module, its child waits for that module's lock for ever.)
-import dovetail_prims.fake_fallback
-import dovetail_prims.shape_rules.table  # noqa: F401
-from dovetail_prims.dialect import Dialect, VerifyError, verify
-from dovetail_prims.fake_mode import FakeMode, fake_arguments
+import dovetail_prims.fake.fake_fallback
+import dovetail_prims.ops.rule_table  # noqa: F401
+from dovetail_prims.dialects.dialect import Dialect, VerifyError, verify
+from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake.from_real import FakeMemo, from_real
 from dovetail_prims.fake_tensor import (
     DataDependentError,
     FakeStorage,
@@ -16,9 +17,8 @@ from dovetail_prims.fake_tensor import (
     propagate,
     tensor_meta,
 )
-from dovetail_prims.from_real import FakeMemo, from_real
-from dovetail_prims.record import trace_aten
-from dovetail_prims.sdpa import choose_backend
+from dovetail_prims.graphs.record import trace_aten
+from dovetail_prims.ops.sdpa import choose_backend
 
 __version__ = "0.1.0"
 

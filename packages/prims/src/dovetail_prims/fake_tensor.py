@@ -261,7 +261,7 @@ def propagate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     rule = rules[func]
     result = NotImplemented if rule is None else rule(*args, **kwargs)
     if result is NotImplemented:
-        from dovetail_prims.fake_fallback import run_on_meta
+        from dovetail_prims.fake.fake_fallback import run_on_meta
 
         result = run_on_meta(func, args, kwargs)
     if func in _LAZY_OPS or (args and type(args[0]) is FakeTensor and is_lazy(args[0])):
@@ -296,7 +296,7 @@ def _keep_lazy(func: Any, base: FakeTensor, result: Any) -> None:
 
 
 def _load_rules() -> Mapping[Any, ShapeRule | None]:
-    from dovetail_prims.shape_rules.table import default_rules
+    from dovetail_prims.ops.rule_table import default_rules
 
     FakeTensor.rules = default_rules()
     return FakeTensor.rules
@@ -306,7 +306,7 @@ def _fakify(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Replace real tensors by fakes of their own; refuse if the op would write to one."""
-    from dovetail_prims.from_real import FakeMemo, from_real
+    from dovetail_prims.fake.from_real import FakeMemo, from_real
 
     memo = FakeMemo()
     written = {

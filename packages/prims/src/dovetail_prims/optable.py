@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from dovetail_prims import opsets
 from dovetail_prims.decompositions import core_aten_table, prims_table
+from dovetail_prims.dialects import opsets
 from dovetail_prims.ops import catalog, values
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -186,8 +186,8 @@ def as_markdown() -> str:
         f"Made by `python -m dovetail_prims.optable` with torch {torch.__version__.split('+')[0]}.",
         "", f"CORE_ATEN has {len(opsets.CORE_ATEN)} ops, PRIMS {prims} of them ({whole} kept whole,"
         f" {prims - whole} computed); {len(core_aten_table())} more decompose to CORE_ATEN.",
-        "`decompose(gm, to=...)` gets there, `verify` proves it, `dovetail_prims.interpreter` runs"
-        " PRIMS in plain Python.",
+        "`decompose(gm, to=...)` gets there, `verify` proves it, "
+        "`dovetail_prims.dialects.interpreter` runs PRIMS in plain Python.",
     ]  # fmt: skip
     group = ""
     for name, own, schema, text, fate in sorted(found, key=_decomposed):

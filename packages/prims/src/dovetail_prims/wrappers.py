@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph
 
+from dovetail_prims.fake.from_real import FakeMemo, from_real
 from dovetail_prims.fake_tensor import FakeTensor, UnsupportedTensorError
-from dovetail_prims.from_real import FakeMemo, from_real
 
 _TORCHS_OWN = ("torch.distributed", "torch.nested", "torch.masked", "torch.sparse")
 

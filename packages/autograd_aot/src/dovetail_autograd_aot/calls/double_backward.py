@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from dovetail_prims.at_sizes import exactly
+from dovetail_prims.sizes.at_sizes import exactly
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node

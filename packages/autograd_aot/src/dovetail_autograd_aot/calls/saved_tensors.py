@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims import late_reads
+from dovetail_prims.graphs import late_reads
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph

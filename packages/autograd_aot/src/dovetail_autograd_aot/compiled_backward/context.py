@@ -28,8 +28,9 @@ class compiled_autograd(ContextDecorator):
     The first pass of its kind runs on autograd's engine and is recorded; then `compiler` is given
     a graph of ATen operators and example inputs (`(GraphModule, list) -> callable`), and
     later passes of that kind run what it gave; for several sizes if it declares that it takes
-    symbolic graphs (`dovetail_prims.backend_traits`) or gives the graph back. Make one and use it
-    for all steps: it holds the compiled passes. `report` tells what became of the passes.
+    symbolic graphs (`dovetail_prims.graphs.backend_traits`) or gives the graph back. Make one
+    and use it for all steps: it holds the compiled passes. `report` tells what became of the
+    passes.
     """
 
     def __init__(self, compiler: Compiler) -> None:

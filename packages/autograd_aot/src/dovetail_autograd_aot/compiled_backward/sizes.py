@@ -19,9 +19,9 @@ from dovetail_guards.float_expr import FloatExpr, key_of
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource
 from dovetail_guards.sym_node import to_symfloat, to_symint
-from dovetail_prims.backend_traits import runs_graph_itself, traits_of
 from dovetail_prims.fake_tensor import make
-from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.graphs.backend_traits import runs_graph_itself, traits_of
+from dovetail_prims.sizes.size_nodes import SizeNodes
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 

@@ -8,9 +8,9 @@ from enum import Enum
 
 import torch
 from dovetail_prims.conditionals import graphs_of
-from dovetail_prims.functional_twins import functional_twin
+from dovetail_prims.fake.random_ops import draws
+from dovetail_prims.graphs.functional_twins import functional_twin
 from dovetail_prims.node_facts import IN_BACKWARD
-from dovetail_prims.random_ops import draws
 from torch._ops import OpOverload
 from torch.fx import Node
 

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.data_errors import (
+from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.node_facts import CHECKED, IN_BACKWARD
+from dovetail_prims.ops.data_errors import (
     CheckedIndex,
     divisor_of,
     indices_of,
     may_raise,
     raises_in_its_work,
 )
-from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.node_facts import CHECKED, IN_BACKWARD
 from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from dovetail_prims.conditionals import COND, WHILE
-from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.gradient_hooks import GradientHook
-from dovetail_prims.node_error import blame
+from dovetail_prims.graphs.gradient_hooks import GradientHook
+from dovetail_prims.graphs.node_error import blame
 from dovetail_prims.node_facts import CHECKED, CHECKPOINT, CHECKPOINT_POLICY
-from dovetail_prims.stated import STATES
+from dovetail_prims.sizes.data_sizes import data_symbols
+from dovetail_prims.sizes.stated import STATES
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node

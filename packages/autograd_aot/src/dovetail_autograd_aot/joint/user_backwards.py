@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.gradient_hooks import GradientHook
+from dovetail_prims.graphs.gradient_hooks import GradientHook
 from dovetail_prims.wrappers import is_wrapper
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from dovetail_prims.conditionals import COND, WHILE
-from dovetail_prims.exact_comparisons import compared_in_calls, exact_comparisons
+from dovetail_prims.dialects.exact_comparisons import compared_in_calls, exact_comparisons
+from dovetail_prims.dialects.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_facts import CHECKED, CHECKPOINT, IN_BACKWARD, SAVED_BY_POLICY, STATIC
-from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from dovetail_prims.fake_tensor import FakeTensor, hint_of
-from dovetail_prims.sdpa import choose_backend
+from dovetail_prims.ops.sdpa import choose_backend
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 

@@ -3,8 +3,8 @@
 What stands between the product of queries and keys and the softmax may be any function of one score
 and its place: a soft cap, a bias by the distance, masks of documents or windows, and what
 `flex_attention` maps over the scores. Where that is no `scaled_dot_product_attention`, the whole
-becomes a call of `dovetail_prims.scored_attention`, for which there are kernels that do not keep
-scores in memory. The function is traced by itself, with its derivative.
+becomes a call of `dovetail_prims.graphs.scored_attention`, for which there are kernels that do not
+keep scores in memory. The function is traced by itself, with its derivative.
 
 What it reads (a bias, the documents of tokens) gets no gradient there. So the call looks at its
 operands when it is traced: where one takes a gradient it computes what the program says.
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor, make
-from dovetail_prims.graph_text import NoText, text_of
-from dovetail_prims.scored_attention import scored_attention
+from dovetail_prims.graphs.graph_text import NoText, text_of
+from dovetail_prims.graphs.scored_attention import scored_attention
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 

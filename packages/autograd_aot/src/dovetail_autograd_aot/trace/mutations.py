@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.functional_twins import absent_arguments, functional_twin
+from dovetail_prims.graphs.functional_twins import absent_arguments, functional_twin
 from dovetail_prims.shape_rules.layout import empty_like_strides
 from dovetail_prims.shape_rules.out_layouts import lays_resized
 from torch import Tensor

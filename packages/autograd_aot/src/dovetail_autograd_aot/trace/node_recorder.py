@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 from dovetail_prims.node_facts import CHECKPOINT, IN_BACKWARD, SAVED_BY_POLICY
-from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.sizes.size_nodes import SizeNodes
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dovetail_prims.symbolic_forms import SYMBOLIC_FORMS, call_form, is_one_truth, set_if
+from dovetail_prims.symbolic.symbolic_forms import SYMBOLIC_FORMS, call_form, is_one_truth, set_if
 from torch import Tensor
 from torch._C import _functorch
 from torch.overrides import TorchFunctionMode

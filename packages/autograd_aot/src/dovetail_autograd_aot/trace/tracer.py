@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_prims.dispatch_mode import DispatchMode
+from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.from_real import FakeMemo, from_real
 from dovetail_prims.fake_tensor import FakeTensor, has_other_types, propagate
-from dovetail_prims.from_real import FakeMemo, from_real
 from dovetail_prims.node_facts import CHECKED
 from dovetail_prims.shape_rules.layout import dense_order
 from torch import Tensor

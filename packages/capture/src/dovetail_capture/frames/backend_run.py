@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from dovetail_guards.torch_state import FUNCTION_MODES
-from dovetail_prims.backend_traits import (
+from dovetail_prims.conditionals import run_plainly
+from dovetail_prims.graphs.backend_traits import (
     first_symbolic_node,
     runs_graph_itself,
     traits_of,
 )
-from dovetail_prims.conditionals import run_plainly
-from dovetail_prims.node_error import blamed
+from dovetail_prims.graphs.node_error import blamed
 from dovetail_prims.node_facts import OPERATION
 
 from dovetail_capture.captured_frame import CapturedFrame

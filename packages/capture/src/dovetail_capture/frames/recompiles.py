@@ -16,7 +16,7 @@ from dovetail_guards.evaluate import FrameView, argument_names, evaluate
 from dovetail_guards.explain import GuardFailure
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.source import IteratorSource, Source, StrideSource
-from dovetail_prims.from_real import express_strides
+from dovetail_prims.fake.from_real import express_strides
 
 
 @dataclass(frozen=True)

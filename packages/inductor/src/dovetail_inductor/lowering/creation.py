@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.functional_twins import twin_named
+from dovetail_prims.graphs.functional_twins import twin_named
 from torch import fx
 from torch._ops import OpOverload
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from dovetail_guards.expr import symbol
 from dovetail_prims.conditionals import graph_nodes
-from dovetail_prims.exact_comparisons import exact_comparisons
+from dovetail_prims.dialects.exact_comparisons import exact_comparisons
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_runtime.plan import Assert
 from dovetail_runtime.sizes import symbols_of

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from dovetail_prims.dialects.opsets import SCALAR_FORMS
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Card, Dialect, Result
-from dovetail_prims.opsets import SCALAR_FORMS
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr

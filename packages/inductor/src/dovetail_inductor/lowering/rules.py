@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from dovetail_prims.opsets import SCALAR_FORMS
+from dovetail_prims.dialects.opsets import SCALAR_FORMS
 from torch import fx
 
 from dovetail_inductor.lowering import (

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import make
-from dovetail_prims.graph_text import graph_of
-from dovetail_prims.scored_attention import NAMESPACE
+from dovetail_prims.graphs.graph_text import graph_of
+from dovetail_prims.graphs.scored_attention import NAMESPACE
 from torch import fx
 
 from dovetail_inductor.loop_ir.attention_loops import (

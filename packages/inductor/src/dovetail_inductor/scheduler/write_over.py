@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dovetail_prims.functional_twins import Twin, twin_named
+from dovetail_prims.graphs.functional_twins import Twin, twin_named
 
 from dovetail_inductor.loop_ir.loops import ExternArg, ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters

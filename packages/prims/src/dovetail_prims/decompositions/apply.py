@@ -18,10 +18,10 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from dovetail_prims.dialect import Dialect
-from dovetail_prims.dispatch_mode import DispatchMode
+from dovetail_prims.dialects.dialect import Dialect
+from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.from_real import from_real
 
 from .tables import core_aten_table, prims_table
 

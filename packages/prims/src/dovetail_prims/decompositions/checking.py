@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from dovetail_prims.dispatch_mode import DispatchMode
-from dovetail_prims.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import FakeTensor
 
 Table = Mapping[OpOverload, Callable[..., Any]]

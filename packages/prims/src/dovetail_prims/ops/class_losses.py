@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.data_sizes import new_size
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes
 from dovetail_prims.ops.card import also, composed, library
 from dovetail_prims.ops.common import (
@@ -30,6 +29,7 @@ from dovetail_prims.ops.losses import alike, comes_from, mean_scale, of_one_kind
 from dovetail_prims.ops.norms import like_contiguous
 from dovetail_prims.shape_rules.layout import equal_sizes, fresh, has_zero, insisted, pointwise_out
 from dovetail_prims.shape_rules.promotion import name_in_kernels
+from dovetail_prims.sizes.data_sizes import new_size
 
 # --- shapes ---------------------------------------------------------------------------------------
 

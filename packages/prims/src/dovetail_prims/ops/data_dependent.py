@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from dovetail_prims.data_sizes import new_number, new_size
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, make
 from dovetail_prims.ops.card import composed, library
 from dovetail_prims.shape_rules.layout import contiguous, wrap_dim
+from dovetail_prims.sizes.data_sizes import new_number, new_size
 
 
 def fresh_like(sizes: Sizes, dtype: torch.dtype, like: FakeTensor) -> FakeTensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor, make
-from dovetail_prims.node_error import Refusal
+from dovetail_prims.graphs.node_error import Refusal
 from dovetail_prims.ops.card import Kind, also, composed, library
 from dovetail_prims.ops.common import Number, aten, cast, contiguous, where
 from dovetail_prims.shape_rules.conversions import always_converts, limits, overflow_message

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dovetail_prims import sdpa
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
+from dovetail_prims.ops import sdpa
 from dovetail_prims.ops.card import composed, library
 from dovetail_prims.shape_rules.layout import empty_like_strides, fresh
 

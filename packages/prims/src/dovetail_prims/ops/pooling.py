@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.fake_fallback import run_on_meta
+from dovetail_prims.fake.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, Size, make
 from dovetail_prims.ops.card import composed, library
 from dovetail_prims.ops.common import aten, formatted, reshape, suggested_format, zeros

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail_prims.fake_fallback import run_on_meta
+from dovetail_prims.fake.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.copies import clone
 from dovetail_prims.shape_rules.data_bounds import known_truth

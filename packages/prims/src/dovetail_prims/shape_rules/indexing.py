@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from dovetail_prims.data_sizes import new_size
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
 from dovetail_prims.ops.embeddings import embedding_backward
 from dovetail_prims.ops.losses import of_one_kind
@@ -29,6 +28,7 @@ from dovetail_prims.shape_rules.layout import (
 )
 from dovetail_prims.shape_rules.promotion import common_device, promote
 from dovetail_prims.shape_rules.views import unsqueeze, view, view_strides
+from dovetail_prims.sizes.data_sizes import new_size
 
 
 def embedding(

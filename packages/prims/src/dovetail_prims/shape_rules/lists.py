@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from dovetail_prims.batched_matmul import has_symbolic_sizes
-from dovetail_prims.fake_fallback import run_on_meta
+from dovetail_prims.fake.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, propagate
+from dovetail_prims.sizes.batched_matmul import has_symbolic_sizes
 
 _PREFIX = "_foreach_"
 # The overload for one tensor by that for a list.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from dovetail_prims.fake_fallback import run_on_meta
+from dovetail_prims.fake.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, propagate, set_metadata
 from dovetail_prims.shape_rules.layout import empty_like_strides, equal_sizes, has_zero
 

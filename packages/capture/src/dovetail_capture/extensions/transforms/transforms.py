@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from dovetail_guards.torch_state import READERS
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.symbolic_forms import symbolic_form
+from dovetail_prims.symbolic.symbolic_forms import symbolic_form
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import DataDependentError
-from dovetail_prims.dispatch_mode import DispatchMode
+from dovetail_prims.fake.dispatch_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeTensor, make
-from dovetail_prims.symbolic_forms import symbolic_form
+from dovetail_prims.symbolic.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import MakeWrapper, Unasked, is_wrapper, overrides_functions
 from torch.utils import _pytree as pytree
 

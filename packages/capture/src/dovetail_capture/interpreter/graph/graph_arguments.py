@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.sizes.size_nodes import SizeNodes
 from torch.fx import Graph
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal

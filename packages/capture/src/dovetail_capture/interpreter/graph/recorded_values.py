@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake.fake_mode import FakeMode
+from dovetail_prims.fake.from_real import StrideSymbol, from_real
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.from_real import StrideSymbol, from_real
-from dovetail_prims.size_nodes import SizeNodes
+from dovetail_prims.sizes.size_nodes import SizeNodes
 from dovetail_prims.wrappers import (
     is_wrapper,
     overrides_functions,

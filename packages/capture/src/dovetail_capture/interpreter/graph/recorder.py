@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_prims.data_sizes import data_symbols
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
 from dovetail_prims.node_facts import CHECKPOINT, CHECKPOINT_POLICY, OPERATION
+from dovetail_prims.sizes.data_sizes import data_symbols
 from dovetail_prims.wrappers import (
     MakeWrapper,
     is_wrapper,

@@ -11,7 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.functional_twins import has_functional_twin
+from dovetail_prims.graphs.functional_twins import has_functional_twin
 
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.protocols import class_attributes

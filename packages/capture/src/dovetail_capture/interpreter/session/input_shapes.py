@@ -10,7 +10,7 @@ from dovetail_guards.ranges import Range
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import ItemSource, LocalSource, SizeSource, Source, StrideSource
 from dovetail_guards.sym_node import expr_of
-from dovetail_prims.from_real import StrideSymbol
+from dovetail_prims.fake.from_real import StrideSymbol
 
 from dovetail_capture.dim_marks import Bounds, marks_of
 from dovetail_capture.errors import CaptureError

@@ -12,7 +12,7 @@ from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
-    from dovetail_prims.late_reads import LateRead
+    from dovetail_prims.graphs.late_reads import LateRead
 
 
 class Watch(Protocol):

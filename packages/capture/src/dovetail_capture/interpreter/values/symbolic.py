@@ -6,7 +6,7 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 from dovetail_guards.source import Source
-from dovetail_prims.size_nodes import power_of_floats
+from dovetail_prims.sizes.size_nodes import power_of_floats
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._library.fake_impl import set_ctx_getter
 from torch._library.simple_registry import singleton
 
-from dovetail_prims.data_sizes import new_size
-from dovetail_prims.fake_mode import FakeMode
+from dovetail_prims.fake.fake_mode import FakeMode
 from dovetail_prims.fake_tensor import FakeTensor, make
+from dovetail_prims.sizes.data_sizes import new_size
 
 
 class _Context:

@@ -16,9 +16,9 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_prims.dispatch_mode import DispatchMode
+from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.from_real import FakeMemo, from_real
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.from_real import FakeMemo, from_real
 
 
 class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]

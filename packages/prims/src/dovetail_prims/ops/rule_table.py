@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_prims import fake_queries
+from dovetail_prims.fake import fake_queries
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.ops import catalog
 from dovetail_prims.shape_rules import (

@@ -17,10 +17,10 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from dovetail_prims.dialects.opsets import EXTERN
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Card, Dialect, Kind, Result
 from dovetail_prims.ops.promises import PrimsError, require
-from dovetail_prims.opsets import EXTERN
 
 
 def _alike(*tensors: Tensor) -> None:

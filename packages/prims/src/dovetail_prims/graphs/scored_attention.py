@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_prims.graph_text import run_text
+from dovetail_prims.graphs.graph_text import run_text
 
 NAMESPACE = "dovetail_attention"  # of the operators
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 
-from dovetail_prims.attention import attention, unfused_attention
-from dovetail_prims.batched_matmul import batched_matmul, has_symbolic_sizes
-from dovetail_prims.float_forms import FLOAT_FORMS
-from dovetail_prims.recurrent import RECURRENT_FORMS
-from dovetail_prims.resizing_forms import interpolate
-from dovetail_prims.spectral_forms import SPECTRAL_FORMS
+from dovetail_prims.sizes.batched_matmul import batched_matmul, has_symbolic_sizes
+from dovetail_prims.symbolic.attention import attention, unfused_attention
+from dovetail_prims.symbolic.float_forms import FLOAT_FORMS
+from dovetail_prims.symbolic.recurrent import RECURRENT_FORMS
+from dovetail_prims.symbolic.resizing_forms import interpolate
+from dovetail_prims.symbolic.spectral_forms import SPECTRAL_FORMS
 
 _ASKS_FOR_NUMBERS = torch.__version__ < "2.15"
 """Whether this PyTorch asks for numbers in C++, where later ones do not."""

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dovetail_prims.custom_fakes import registered_fake, run_registered
-from dovetail_prims.data_sizes import data_symbols_are_made
+from dovetail_prims.fake.custom_fakes import registered_fake, run_registered
 from dovetail_prims.fake_tensor import (
     DataDependentError,
     FakeStorage,
@@ -31,6 +30,7 @@ from dovetail_prims.fake_tensor import (
     set_metadata,
 )
 from dovetail_prims.shape_rules.layout import pointwise_out
+from dovetail_prims.sizes.data_sizes import data_symbols_are_made
 
 _DisableDispatch = torch._C._DisableTorchDispatch
 _DisableFunction = torch._C.DisableTorchFunction
@@ -256,7 +256,7 @@ def _symbolic(numbers: Sequence[Any]) -> bool:
 def _taken_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results of an op's decomposition on the fakes."""
     from dovetail_prims.decompositions import core_aten_table
-    from dovetail_prims.fake_mode import FakeMode
+    from dovetail_prims.fake.fake_mode import FakeMode
 
     entry = core_aten_table().get(func)
     with FakeMode():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from dovetail_prims.late_reads import LateRead, check
+from dovetail_prims.graphs.late_reads import LateRead, check
 
 
 @dataclass(frozen=True)

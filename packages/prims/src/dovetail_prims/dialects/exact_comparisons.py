@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from dovetail_prims.dialects.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Kind
-from dovetail_prims.opsets import POINTWISE_BINARY, POINTWISE_OTHER, POINTWISE_UNARY
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from dovetail_prims.graph_in_backward import GraphInBackward
+from dovetail_prims.graphs.graph_in_backward import GraphInBackward
 
 Around = Callable[[Tensor, Tensor], Tensor]
 """What is made of what a hook gives, and of the gradient that it was given."""

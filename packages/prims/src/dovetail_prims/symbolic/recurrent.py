@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_prims.recurrent_training import cudnn_needs, trained
+from dovetail_prims.symbolic.recurrent_training import cudnn_needs, trained
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dovetail_prims.batched_matmul import batched_matmul
-from dovetail_prims.sdpa import choose_backend
+from dovetail_prims.ops.sdpa import choose_backend
+from dovetail_prims.sizes.batched_matmul import batched_matmul
 
 aten = torch.ops.aten
 

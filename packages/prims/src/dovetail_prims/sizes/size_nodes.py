@@ -21,7 +21,7 @@ from dovetail_guards.sym_node import SymNode
 from torch.fx import Graph, Node
 
 from dovetail_prims.node_facts import CHECKED
-from dovetail_prims.number_functions import NUMBER_FUNCTIONS
+from dovetail_prims.sizes.number_functions import NUMBER_FUNCTIONS
 
 aten = torch.ops.aten
 

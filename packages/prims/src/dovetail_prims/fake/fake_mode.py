@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.dispatch_mode import DispatchMode
+from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.from_real import FakeMemo, from_real
+from dovetail_prims.fake.random_ops import draws
 from dovetail_prims.fake_tensor import FakeTensor, has_other_types, propagate
-from dovetail_prims.from_real import FakeMemo, from_real
-from dovetail_prims.random_ops import draws
 
 
 class FakeMode(DispatchMode):  # type: ignore[no-untyped-call]

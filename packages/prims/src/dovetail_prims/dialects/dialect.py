@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from dovetail_prims import opsets
+from dovetail_prims.dialects import opsets
 from dovetail_prims.fake_tensor import tensor_meta
-from dovetail_prims.number_functions import NUMBER_FUNCTIONS
 from dovetail_prims.ops.card import Dialect as Dialect
+from dovetail_prims.sizes.number_functions import NUMBER_FUNCTIONS
 
 
 class VerifyError(Exception):

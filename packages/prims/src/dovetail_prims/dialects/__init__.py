@@ -1,0 +1,1 @@
+"""The dialects of the op language: their operators, `verify`, and what PRIMS means."""

@@ -1,0 +1,1 @@
+"""What graphs hold besides calls of operators, and what stages ask of them."""

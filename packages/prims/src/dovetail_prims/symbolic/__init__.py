@@ -1,0 +1,1 @@
+"""Calls that PyTorch computes with the numbers of their sizes, by operators that take symbols."""
