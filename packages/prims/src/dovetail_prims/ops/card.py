@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -98,6 +98,14 @@ class Card:
         return self.meaning or getattr(torch, self.name, None) or getattr(_aten, self.name).default
 
 
+class Facts(TypedDict, total=False):
+    """What a pointwise operator's card may tell besides: see `Card`."""
+
+    meaning: Callable[..., Any]
+    cost: int
+    numpy: str
+
+
 _aten = torch.ops.aten
 _UNARY = {
     Result.SAME: rules.same_dtype, Result.FLOAT: rules.float_result, Result.BOOL: rules.bool_result,
@@ -115,16 +123,14 @@ def unary(
     shape: ShapeRule | None = None,
     forms: tuple[Form, ...] = (),
     to_prims: Callable[..., Any] | None = None,
-    cost: int = 1,
-    numpy: str = "",
-    meaning: Callable[..., Any] | None = None,
+    **facts: Unpack[Facts],
 ) -> Card:
     """An operator of one operand that CORE_ATEN keeps, and PRIMS, too, unless `to_prims` says how
     the others there express it."""
     dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
     form = Form("default", dialect, shape or _UNARY[result], to_prims=to_prims)
     in_place = () if result is Result.BOOL else ("default",)
-    return Card(name, 1, says, (form, *forms), result, in_place, meaning, cost, numpy)
+    return Card(name, 1, says, (form, *forms), result, in_place, **facts)
 
 
 def binary(
@@ -135,14 +141,12 @@ def binary(
     shape: ShapeRule | None = None,
     forms: tuple[Form, ...] = (),
     to_prims: Callable[..., Any] | None = None,
-    cost: int = 1,
-    numpy: str = "",
-    meaning: Callable[..., Any] | None = None,
+    **facts: Unpack[Facts],
 ) -> Card:
     """An operator of two tensors, overload `default`, that CORE_ATEN keeps (and the `forms`)."""
     dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
     form = Form("default", dialect, shape or _BINARY[result], to_prims=to_prims)
-    return Card(name, 2, says, (form, *forms), result, (), meaning, cost, numpy)
+    return Card(name, 2, says, (form, *forms), result, **facts)
 
 
 def with_numbers(
@@ -154,9 +158,7 @@ def with_numbers(
     shape: ShapeRule | None = None,
     forms: tuple[Form, ...] = (),
     in_place: tuple[str, ...] = ("Tensor", "Scalar"),
-    cost: int = 1,
-    numpy: str = "",
-    meaning: Callable[..., Any] | None = None,
+    **facts: Unpack[Facts],
 ) -> Card:
     """An operator of two operands with an overload for two tensors, `Tensor`, that PRIMS keeps, and
     one for a number, `Scalar`, which `number` decomposes (without it CORE_ATEN keeps it)."""
@@ -164,7 +166,7 @@ def with_numbers(
     tensors = Form("Tensor", Dialect.PRIMS, rule)
     kept = Dialect.ATEN if number else Dialect.CORE_ATEN
     both = (tensors, Form("Scalar", kept, rule, number))
-    return Card(name, 2, says, (*both, *forms), result, in_place, meaning, cost, numpy)
+    return Card(name, 2, says, (*both, *forms), result, in_place, **facts)
 
 
 def decomposed(

@@ -3,10 +3,9 @@
 Where it asks for numbers, a symbolic size would be tied to the example's. Up to 2.14 it does so for
 `matmul` of more than two dimensions, for attention, for `interpolate`, and for powers. And
 `one_hot`, of which it traces another form, without the checks that eager makes,
-`gaussian_nll_loss`, which asks for data, `ctc_loss`, which makes a tensor with data, `affine_grid`,
-which computes under autocast what one operator does not tell, and `tensor` and its like, which
-store numbers. Spectra of windows are in `spectral_forms`, recurrent layers in `recurrent`, images
-of other sizes in `resizing_forms`.
+`gaussian_nll_loss`, which asks for data, `ctc_loss`, which makes a tensor with data, and `tensor`
+and its like, which store numbers. Spectra of windows are in `spectral_forms`, recurrent layers in
+`recurrent`, images in `image_forms`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import functools
 import inspect
 import math
 import operator
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -26,8 +24,8 @@ from torch._C import _functorch
 from dovetail_prims.sizes.batched_matmul import batched_matmul, has_symbolic_sizes
 from dovetail_prims.symbolic.attention import attention, unfused_attention
 from dovetail_prims.symbolic.float_forms import FLOAT_FORMS
+from dovetail_prims.symbolic.image_forms import IMAGE_FORMS
 from dovetail_prims.symbolic.recurrent import RECURRENT_FORMS
-from dovetail_prims.symbolic.resizing_forms import interpolate
 from dovetail_prims.symbolic.spectral_forms import SPECTRAL_FORMS
 
 _ASKS_FOR_NUMBERS = torch.__version__ < "2.15"
@@ -276,29 +274,6 @@ _FUSED_STEPS: tuple[Callable[..., Any], ...] = tuple(
 )
 
 
-def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
-    """`affine_grid`: the places of an image's points, from -1 to 1 along each dimension, each by
-    its image's matrix. (C++ takes numbers as sizes, and its product of matrices is autocast.)"""
-    if not isinstance(theta, Tensor) or len(size) not in (4, 5) or not theta.is_floating_point():
-        return NotImplemented
-    n, _, *image = size
-    k = len(image) + 1
-    if theta.dim() != 3 or theta.shape[1:] != (k - 1, k) or 0 in image:
-        return NotImplemented
-    if align_corners is None:
-        warnings.warn("affine_grid takes align_corners=False: say which is meant", stacklevel=2)
-
-    def places(length: Any) -> Tensor:
-        first = 0 if type(length) is int and length == 1 else -1
-        ends = torch.linspace(first, 1, length, dtype=theta.dtype, device=theta.device)
-        return ends if align_corners else ends * (length - 1) / length
-
-    grids = torch.meshgrid(*(places(length) for length in image), indexing="ij")
-    base = torch.stack([*reversed(grids), torch.ones_like(grids[0])], -1).reshape(-1, k)
-    moved = base.expand(n, -1, -1).bmm(theta.transpose(1, 2))
-    return moved.view(n, *image, k - 1)
-
-
 def is_one_truth(key: Any) -> bool:
     """Whether an index is a tensor that is one truth value."""
     return isinstance(key, Tensor) and key.dtype is torch.bool and key.dim() == 0
@@ -317,34 +292,6 @@ def _setitem(x: Any, key: Any, value: Any) -> Any:
     return set_if(x, key, value) if isinstance(x, Tensor) and is_one_truth(key) else NotImplemented
 
 
-def _max_pool1d(
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """`max_pool1d` as `max_pool2d` of images of one row: without gradients C++ takes numbers, and
-    its kernel for a CPU gives what is row-major."""
-    if return_indices or not isinstance(x, Tensor) or x.dim() not in (2, 3):
-        return NotImplemented
-    learns = torch.is_grad_enabled() and x.requires_grad
-    alone = x.device.type == "cpu" and not learns
-    if alone and not x.is_floating_point():
-        raise NotImplementedError(f'"max_pool1d_impl" not implemented for {x.dtype}')
-    if not has_symbolic_sizes(x) and (not alone or x.is_contiguous()):
-        return NotImplemented
-    step = kernel_size if stride is None else stride
-    (k,), (s,), (p,), (d,) = (
-        n if isinstance(n, (list, tuple)) else (n,) for n in (kernel_size, step, padding, dilation)
-    )
-    pool: Any = torch.nn.functional.max_pool2d
-    out = pool(x.unsqueeze(-2), (1, k), (1, s), (0, p), (1, d), ceil_mode).squeeze(-2)
-    return out.clone(memory_format=torch.contiguous_format) if alone else out
-
-
 SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.matmul: _matmul,
     operator.matmul: _matmul,
@@ -352,8 +299,6 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.__matmul__: _matmul,
     torch.nn.functional.linear: _linear,
     torch.nn.functional.scaled_dot_product_attention: _attention,
-    torch.nn.functional.interpolate: interpolate,
-    torch.nn.functional.affine_grid: _affine_grid,
     torch.nn.functional.one_hot: _one_hot,
     torch.Tensor.resize_as_: _resize_as,
     torch.take_along_dim: _take_along_dim,
@@ -364,8 +309,6 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.ctc_loss: _mean_ctc_loss("mean", "none", torch.nn.functional.ctc_loss),
     torch.ctc_loss: _mean_ctc_loss(1, 0, torch.ctc_loss),
     torch.nn.functional.batch_norm: _batch_norm,
-    torch.nn.functional.max_pool1d: _max_pool1d,
-    torch.max_pool1d: _max_pool1d,
     operator.setitem: _setitem,
     torch.Tensor.__setitem__: _setitem,
     torch.tensor: _tensor,
@@ -377,6 +320,7 @@ SYMBOLIC_FORMS: Mapping[Any, Callable[..., Any]] = {
     **{f: _fused_step(f) for f in _FUSED_STEPS},
     **({f: _pow(f) for f in _POWERS} if _ASKS_FOR_NUMBERS else {}),
     **FLOAT_FORMS,
+    **IMAGE_FORMS,
     **SPECTRAL_FORMS,
     **RECURRENT_FORMS,
 }
