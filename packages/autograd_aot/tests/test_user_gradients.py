@@ -11,8 +11,7 @@ import pytest
 import torch
 from aot_testing import TABLES, as_graph, run_fx
 from dovetail_autograd_aot import aot_compile
-from dovetail_prims.graphs.gradient_hooks import GradientHook, remove_hook
-from dovetail_prims.graphs.graph_in_backward import GraphInBackward
+from dovetail_prims.graphs.gradient_hooks import GradientHook, GraphInBackward, remove_hook
 from torch import Tensor
 
 

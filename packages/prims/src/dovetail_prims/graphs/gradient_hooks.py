@@ -1,4 +1,5 @@
-"""Hooks on the gradients of tensors that a graph makes, as calls in the graph.
+"""Hooks on the gradients of tensors that a graph makes, as calls in the graph; and what a program's
+own code computes in a backward, hooks and backwards of functions of autograd, as graphs.
 
 A call of a `GradientHook` registers it on a tensor, with what it takes besides the gradient; a call
 of `remove_hook`, given what that gave, takes it away.
@@ -6,16 +7,41 @@ of `remove_hook`, given what that gave, takes it away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from dovetail_prims.graphs.graph_in_backward import GraphInBackward
+from dovetail_prims.graphs.late_reads import LateRead, check
 
 Around = Callable[[Tensor, Tensor], Tensor]
 """What is made of what a hook gives, and of the gradient that it was given."""
+
+
+@dataclass(frozen=True)
+class GraphInBackward:
+    """A graph of gradients and of what it takes besides, and what it has read outside of it.
+
+    Code that asks for the mode of gradients, or sets it, does something else where autograd records
+    the backward itself (`create_graph=True`): then that is `recording`, a graph that takes the same
+    and maybe more. `graph` takes the first `count` of what is taken.
+    """
+
+    graph: GraphModule
+    count: int
+    reads: tuple[LateRead, ...] = ()
+    recording: GraphModule | None = None
+
+    def run(self, gradients: Sequence[Any], taken: Sequence[Any]) -> Any:
+        """The results, in the mode of gradients that holds."""
+        check(self.reads)
+        if self.recording is not None and torch.is_grad_enabled():
+            return self.recording(*gradients, *taken)
+        return self.graph(*gradients, *taken[: self.count])
 
 
 class GradientHook:
@@ -50,4 +76,4 @@ def remove_hook(handle: RemovableHandle) -> None:
     handle.remove()
 
 
-__all__ = ["GradientHook", "remove_hook"]
+__all__ = ["GradientHook", "GraphInBackward", "remove_hook"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.graphs.graph_in_backward import GraphInBackward
+from dovetail_prims.graphs.gradient_hooks import GraphInBackward
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 

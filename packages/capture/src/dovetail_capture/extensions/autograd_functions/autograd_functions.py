@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dovetail_prims.graphs.graph_in_backward import GraphInBackward
+from dovetail_prims.graphs.gradient_hooks import GraphInBackward
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 

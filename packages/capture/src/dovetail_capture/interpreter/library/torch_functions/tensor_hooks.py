@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.graphs.gradient_hooks import GradientHook, remove_hook
-from dovetail_prims.graphs.graph_in_backward import GraphInBackward
+from dovetail_prims.graphs.gradient_hooks import GradientHook, GraphInBackward, remove_hook
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
