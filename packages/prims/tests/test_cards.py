@@ -225,12 +225,11 @@ OTHER_FACTS = {
     "decompositions/operand_layouts.py",  # in which layouts eager's iterators write
     "shape_rules/dtype_checks.py",  # which kernels may be asked about dtypes
     "dialects/exact_comparisons.py",  # what picks elements
-    "shape_rules/argument_checks/dtypes.py",  # what kernels demand of dtypes
     "shape_rules/argument_checks/layer_requirements.py",  # sizes that fit one another
-    "shape_rules/argument_checks/options.py",  # numbers and words that are options
-    "shape_rules/argument_checks/index_requirements.py",  # sizes that indices must have
-    "shape_rules/argument_checks/numbers.py",  # numbers that a dtype must hold
-    "shape_rules/argument_checks/writes.py",  # what may be written
+    "shape_rules/argument_checks/index_requirements.py",  # what indices and masks must be
+    "shape_rules/argument_checks/matrix_requirements.py",  # sizes that fit one another
+    "shape_rules/argument_checks/number_requirements.py",  # numbers that a dtype must hold, options
+    "shape_rules/argument_checks/view_requirements.py",  # what may be written to a part
     "shape_rules/overlap_checks.py",  # what eager lets overlap
     "shape_rules/out_layouts.py",  # in which layouts eager resizes `out`
 }

@@ -39,7 +39,11 @@ from dovetail_prims.ops.values import (
     unrounded,
     where,
 )
-from dovetail_prims.shape_rules.conversions import check_number
+from dovetail_prims.shape_rules.argument_checks.requirement import (
+    Requirement,
+    fit_dtype_of_self,
+    is_one_of,
+)
 from dovetail_prims.shape_rules.copies import clone
 from dovetail_prims.shape_rules.cpu_kernels import of_cpu
 from dovetail_prims.shape_rules.layout import fresh, insisted, pointwise_out, wrap_dim
@@ -185,22 +189,6 @@ def logit(x: Value, eps: float | None = None) -> Value:
     return log(x / (1 - x))
 
 
-def _approximation(x: FakeTensor, *, approximate: str = "none") -> None:
-    if approximate not in ("none", "tanh"):
-        raise RuntimeError("approximate argument must be either none or tanh.")
-
-
-def _width(x: FakeTensor, lambd: Any = 0.5) -> None:
-    if lambd < 0:
-        raise RuntimeError(f"lambda must not be negative, but found {lambd}")
-
-
-def _replaced(x: FakeTensor, *given: Any) -> None:
-    """The numbers with which elements are compared and replaced are of the operand's dtype."""
-    for value in given:
-        check_number(value, x._dtype)
-
-
 def glu_shape(x: FakeTensor, dim: int = -1) -> FakeTensor:
     """As one half times the other."""
     if not x._sizes:
@@ -269,8 +257,16 @@ def rrelu(
     return mean, aten.clone.default(noise)
 
 
+_APPROXIMATION = is_one_of(
+    "approximate", ("none", "tanh"), "approximate argument must be either none or tanh."
+)
+_WIDTH = Requirement(
+    lambda given: given["lambd"] >= 0, "lambda must not be negative, but found {lambd}"
+)
+_REPLACED = fit_dtype_of_self("threshold", "value")
+
 CARDS = (
-    decomposed("gelu", gelu, same_dtype, check=_approximation),
+    decomposed("gelu", gelu, same_dtype, requires=(_APPROXIMATION,)),
     decomposed("silu", silu, same_dtype),
     decomposed("mish", mish, same_dtype),
     decomposed("hardswish", hardswish, same_dtype),
@@ -282,12 +278,12 @@ CARDS = (
     decomposed("elu", elu, same_dtype),
     decomposed("celu", celu, same_dtype),
     decomposed("softplus", softplus, same_dtype),
-    decomposed("softshrink", softshrink, same_dtype, check=_width),
+    decomposed("softshrink", softshrink, same_dtype, requires=(_WIDTH,)),
     decomposed("hardshrink", hardshrink, same_dtype),
     decomposed("log_sigmoid", None, same_dtype),
     decomposed("log_sigmoid_forward", log_sigmoid_forward, of_cpu(log_sigmoid_shape), in_place=()),
     decomposed("glu", glu, glu_shape, in_place=()),
-    decomposed("threshold", threshold, same_dtype, check=_replaced),
+    decomposed("threshold", threshold, same_dtype, requires=(_REPLACED,)),
     decomposed("logit", logit, float_result),
     composed("rrelu_with_noise", of_cpu(rrelu_shape)),
     composed("rrelu_with_noise_functional", of_cpu(rrelu_and_noise), rrelu),

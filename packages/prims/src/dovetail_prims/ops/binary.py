@@ -32,6 +32,7 @@ from dovetail_prims.ops.common import (
 )
 from dovetail_prims.ops.operands import ordered, truth_of
 from dovetail_prims.shape_rules import pointwise as rules
+from dovetail_prims.shape_rules.argument_checks.requirement import is_one_of
 
 
 def add_scalar(self: Tensor, other: Number, alpha: Number = 1) -> Tensor:
@@ -177,12 +178,11 @@ def div_mode(self: Tensor | Number, other: Tensor | Number, *, rounding_mode: st
     return _rounded(self, other, rounding_mode=rounding_mode)
 
 
-def _check_mode(x: Any, other: Any, *, rounding_mode: str | None = None) -> None:
-    if rounding_mode not in (None, "trunc", "floor"):
-        raise RuntimeError(
-            "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
-            f"'{rounding_mode}'"
-        )
+_MODE = is_one_of(
+    "rounding_mode",
+    (None, "trunc", "floor"),
+    "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'",
+)
 
 
 def _bitwise_number(name: str) -> Callable[..., Any]:
@@ -213,9 +213,9 @@ def ldexp(self: Tensor, other: Tensor) -> Tensor:
 _FLOAT, _BOOL = Result.FLOAT, Result.BOOL
 _PRIMS, _ATEN = Dialect.PRIMS, Dialect.ATEN
 _DIVISIONS = (
-    Form("Tensor_mode", _PRIMS, rules.divide, to_prims=div_mode, check=_check_mode,
+    Form("Tensor_mode", _PRIMS, rules.divide, to_prims=div_mode, requires=(_MODE,),
          says="a / b, rounded down or towards zero"),
-    Form("Scalar_mode", _ATEN, rules.divide, div_scalar_mode, check=_check_mode),
+    Form("Scalar_mode", _ATEN, rules.divide, div_scalar_mode, requires=(_MODE,)),
 )  # fmt: skip
 
 CARDS = (

@@ -17,6 +17,7 @@ import torch
 
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.shape_rules import pointwise as rules
+from dovetail_prims.shape_rules.argument_checks.requirement import Requirement
 
 
 class Dialect(Enum):
@@ -57,8 +58,8 @@ class Form:
     `dialect` is the narrowest that keeps it. `to_core` decomposes it to CORE_ATEN, `to_prims` to
     PRIMS; that of a form that PRIMS keeps puts its operands in order (of a pointwise operator None:
     in the way that follows from the card's `Result`). Without a `shape` PyTorch's meta kernel
-    answers. `check` raises what eager raises for arguments that no shape rule looks at, of the form
-    in place, too. `of_complex`: `to_core` is right for complex numbers, too (of an operator that
+    answers. `requires`: what eager insists on of arguments, of the form in place,
+    too. `of_complex`: `to_core` is right for complex numbers, too (of an operator that
     looks at no element it always is).
     """
 
@@ -67,7 +68,7 @@ class Form:
     shape: ShapeRule | None = None
     to_core: Callable[..., Any] | None = None
     to_prims: Callable[..., Any] | None = None
-    check: Callable[..., None] | None = None
+    requires: tuple[Requirement, ...] = ()
     says: str = ""  # (the card's, unless given)
     of_complex: bool = False
 
@@ -176,12 +177,12 @@ def decomposed(
     *,
     arity: int = 1,
     in_place: tuple[str, ...] = ("default",),
-    check: Callable[..., None] | None = None,
+    requires: tuple[Requirement, ...] = (),
     forms: tuple[Form, ...] = (),
     numpy: str = "",
 ) -> Card:
     """An operator of which CORE_ATEN keeps nothing, overload `default`; besides, the `forms`."""
-    form = Form("default", Dialect.ATEN, shape, decomposition, check=check)
+    form = Form("default", Dialect.ATEN, shape, decomposition, requires=requires)
     says = ((decomposition and decomposition.__doc__) or "").partition("\n")[0]
     return Card(name, arity, says, (form, *forms), in_place=in_place, numpy=numpy)
 

@@ -47,6 +47,7 @@ from dovetail_prims.ops import (
 )
 from dovetail_prims.ops.card import Card, Dialect, Form, Kind, Result
 from dovetail_prims.ops.operands import of_floats, ordered
+from dovetail_prims.shape_rules.argument_checks.requirement import Requirement
 from dovetail_prims.shape_rules.indexing import first_argument
 from dovetail_prims.shape_rules.pointwise import in_place
 from dovetail_prims.shape_rules.views import becoming
@@ -161,9 +162,9 @@ def of_kind(kind: Kind) -> tuple[str, ...]:
     return tuple(name for name, card, _ in forms() if card.kind is kind)
 
 
-def checks() -> dict[str, Callable[..., None]]:
-    """What raises for arguments that no shape rule looks at, by overload."""
-    return {name: form.check for name, _, form in forms() if form.check is not None}
+def requirements() -> dict[str, tuple[Requirement, ...]]:
+    """What eager insists on of arguments, by overload."""
+    return {name: form.requires for name, _, form in forms() if form.requires}
 
 
 def to_core_aten() -> dict[str, Callable[..., Any]]:

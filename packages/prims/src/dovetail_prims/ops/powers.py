@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import Card, Dialect, Form, also, decomposed
 from dovetail_prims.ops.common import (
     Number,
@@ -25,6 +23,7 @@ from dovetail_prims.ops.common import (
     wide,
 )
 from dovetail_prims.shape_rules import pointwise as rules
+from dovetail_prims.shape_rules.argument_checks.requirement import Arguments, Requirement
 
 
 def pow_scalar_exponent(self: Tensor, exponent: Number) -> Tensor:
@@ -155,15 +154,22 @@ def xlog1py_of_number(self: Number, other: Tensor) -> Tensor:
     return xlog1py(constant(self, y), y)
 
 
-def _exponent(x: FakeTensor, exponent: Any) -> None:
-    whole = not x._dtype.is_floating_point and not x._dtype.is_complex
-    if isinstance(exponent, int) and exponent < 0 and whole:
-        raise RuntimeError("Integers to negative integer powers are not allowed.")
+def _has_power(given: Arguments) -> bool:
+    dtype, exponent = given["self"]._dtype, given["exponent"]
+    whole = not dtype.is_floating_point and not dtype.is_complex
+    return not (isinstance(exponent, int) and exponent < 0 and whole)
 
 
+_EXPONENT = Requirement(_has_power, "Integers to negative integer powers are not allowed.")
 _POWERS = (
     Form("Tensor_Tensor", Dialect.PRIMS, rules.binary),
-    Form("Tensor_Scalar", Dialect.ATEN, rules.power_scalar, pow_scalar_exponent, check=_exponent),
+    Form(
+        "Tensor_Scalar",
+        Dialect.ATEN,
+        rules.power_scalar,
+        pow_scalar_exponent,
+        requires=(_EXPONENT,),
+    ),
     also("Scalar", rules.power_of_number, pow_scalar_base),
 )
 

@@ -26,6 +26,7 @@ from dovetail_prims.ops.common import (
     wide,
 )
 from dovetail_prims.shape_rules import reductions as rules
+from dovetail_prims.shape_rules.argument_checks.requirement import Requirement
 from dovetail_prims.shape_rules.layout import fresh
 from dovetail_prims.shape_rules.pointwise import binary
 from dovetail_prims.shape_rules.reductions import reduced_sizes
@@ -215,10 +216,10 @@ def trace(self: Tensor) -> Tensor:
     return aten.sum.dim_IntList(aten.diagonal.default(self), [0])
 
 
-def _few_dims(x: FakeTensor, *rest: Any, **kwargs: Any) -> None:
-    """A set of dimensions is one of 64 bits."""
-    if len(x._sizes) > 64:
-        raise RuntimeError("only tensors with up to 64 dims are supported")
+# (A set of dimensions is one of 64 bits.)
+_FEW_DIMS = Requirement(
+    lambda given: given.rank("self") <= 64, "only tensors with up to 64 dims are supported"
+)
 
 
 def histogram(x: FakeTensor, bins: Any = 100, **options: Any) -> tuple[FakeTensor, FakeTensor]:
@@ -269,7 +270,7 @@ _PRIMS, _ATEN = Dialect.PRIMS, Dialect.ATEN
 def _extreme(name: str, says: str, meaning: Callable[..., Any]) -> Card:
     shape = partial(rules.same_dtype_reduction, op=f"{name}()")
     way = prims.extreme(f"{name}.default")
-    return reduction(name, says, Form("default", _PRIMS, shape, None, way, _few_dims),
+    return reduction(name, says, Form("default", _PRIMS, shape, None, way, (_FEW_DIMS,)),
                      meaning=meaning)  # fmt: skip
 
 
@@ -288,7 +289,7 @@ def _with_place(name: str, says: str, along: Any) -> Card:
 
 def _truth(name: str, says: str, meaning: Callable[..., Any]) -> Card:
     way = prims.truths(f"{name}.dims")
-    return reduction(name, says, Form("dims", _PRIMS, rules.truth, None, way, _few_dims),
+    return reduction(name, says, Form("dims", _PRIMS, rules.truth, None, way, (_FEW_DIMS,)),
                      also("default", rules.truth_all, _over_all(f"{name}.dims")),
                      also("dim", rules.truth, _over_one(f"{name}.dims")),
                      meaning=meaning)  # fmt: skip
@@ -301,7 +302,7 @@ def _scan(name: str, says: str, meaning: Callable[..., Any]) -> Card:
 
 CARDS = (
     reduction("sum", "sum over dimensions",
-              Form("dim_IntList", _PRIMS, rules.sum_, None, prims.sum, _few_dims),
+              Form("dim_IntList", _PRIMS, rules.sum_, None, prims.sum, (_FEW_DIMS,)),
               Form("default", _ATEN, rules.sum_all, sum_all, of_complex=True),
               meaning=prims.sum_of),
     reduction("prod", "product over a dimension",
@@ -315,18 +316,19 @@ CARDS = (
     _truth("all", "whether none over dimensions is 0", prims.all_of),
     reduction("var_mean", "Two passes: the mean, then the mean square distance from it",
               Form("correction", Dialect.CORE_ATEN, rules.var_mean, None, prims.var_mean,
-                   _few_dims)),
+                   (_FEW_DIMS,))),
     _scan("cumsum", "sums of the elements up to each", prims.cumsum_of),
     _scan("cumprod", "products of the elements up to each", prims.cumprod_of),
     _with_place("max", "the largest, and where it stands", max_dim),
     _with_place("min", "the smallest, and where it stands", min_dim),
     reduction("aminmax", "both ends", also("default", None, aminmax)),
-    reduction("mean", "sum / count", Form("dim", _ATEN, rules.mean, mean_dim, check=_few_dims),
+    reduction("mean", "sum / count",
+              Form("dim", _ATEN, rules.mean, mean_dim, requires=(_FEW_DIMS,)),
               also("default", rules.mean_all, mean)),
     reduction("var", "variance",
-              Form("correction", _ATEN, rules.var, var, check=_few_dims)),
+              Form("correction", _ATEN, rules.var, var, requires=(_FEW_DIMS,))),
     reduction("std", "standard deviation",
-              Form("correction", _ATEN, rules.var, std, check=_few_dims)),
+              Form("correction", _ATEN, rules.var, std, requires=(_FEW_DIMS,))),
     reduction("std_mean", "standard deviation and mean",
               also("correction", rules.var_mean, std_mean)),
     reduction("linalg_vector_norm", "(sum |x|^p)^(1/p)",

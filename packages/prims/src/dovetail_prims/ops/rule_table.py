@@ -14,7 +14,6 @@ from dovetail_prims.fake import fake_queries
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.ops import catalog
 from dovetail_prims.shape_rules import (
-    argument_checks,
     copies,
     dtype_checks,
     factories,
@@ -25,10 +24,23 @@ from dovetail_prims.shape_rules import (
     reductions,
     views,
 )
-from dovetail_prims.shape_rules.argument_checks import index_requirements, layer_requirements
+from dovetail_prims.shape_rules.argument_checks import (
+    index_requirements,
+    layer_requirements,
+    matrix_requirements,
+    number_requirements,
+    view_requirements,
+)
 from dovetail_prims.shape_rules.argument_checks.requirement import requiring
 
-_REQUIREMENTS = {**index_requirements.TABLE, **layer_requirements.TABLE}
+_REQUIREMENTS = {
+    **catalog.requirements(),
+    **index_requirements.TABLE,
+    **layer_requirements.TABLE,
+    **matrix_requirements.TABLE,
+    **number_requirements.TABLE,
+    **view_requirements.TABLE,
+}
 
 
 class RuleTable(dict[Any, "ShapeRule | None"]):
@@ -66,5 +78,4 @@ def default_rules() -> RuleTable:
     by_name: dict[str, ShapeRule] = {}
     for table in tables:
         by_name.update({f"aten.{name}": rule for name, rule in table().items()})
-    argument_checks.checked(by_name, catalog.checks())
     return RuleTable(by_name)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import Card, Dialect, Form, also, decomposed
 from dovetail_prims.ops.common import (
     Number,
@@ -22,6 +21,7 @@ from dovetail_prims.ops.common import (
 )
 from dovetail_prims.ops.operands import ordered_where
 from dovetail_prims.shape_rules import pointwise as rules
+from dovetail_prims.shape_rules.argument_checks.requirement import Requirement
 
 # Whether this torch clamps unsigned numbers to negative bounds modulo their range, as torch 2.11
 # does. (torch 2.15 takes such a bound for none.)
@@ -126,19 +126,17 @@ def clamp_max_tensor(self: Tensor, max: Tensor) -> Tensor:
     return aten.minimum.default(self, max)
 
 
-def _bounds(x: FakeTensor, low: Any = None, high: Any = None, **kwargs: Any) -> None:
-    low, high = kwargs.get("min", low), kwargs.get("max", high)
-    if low is None and high is None:
-        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-
-
+_BOUNDS = Requirement(
+    lambda given: given["min"] is not None or given["max"] is not None,
+    "torch.clamp: At least one of 'min' or 'max' must not be None",
+)
 _CLAMPED = ("default", "Tensor")
 
 
-def _clamping(name: str, arity: int, number: Any, tensor: Any, check: Any = None) -> Card:
+def _clamping(name: str, arity: int, number: Any, tensor: Any, *requires: Requirement) -> Card:
     """A clamp with numbers as bounds, or tensors."""
     forms = tuple(
-        Form(overload, Dialect.ATEN, rules.clamp, function, check=check)
+        Form(overload, Dialect.ATEN, rules.clamp, function, requires=requires)
         for overload, function in zip(_CLAMPED, (number, tensor), strict=True)
     )
     return Card(name, arity, number.__doc__.partition("\n")[0], forms, in_place=_CLAMPED)
@@ -155,7 +153,7 @@ CARDS = (
         also("Scalar", rules.lerp_scalar, lerp_scalar),
         also("Tensor", rules.ternary, lerp_tensor),
     ), in_place=("Scalar",)),
-    _clamping("clamp", 3, clamp, clamp_tensor, _bounds),
+    _clamping("clamp", 3, clamp, clamp_tensor, _BOUNDS),
     _clamping("clamp_min", 2, clamp_min, clamp_min_tensor),
     _clamping("clamp_max", 2, clamp_max, clamp_max_tensor),
 )  # fmt: skip

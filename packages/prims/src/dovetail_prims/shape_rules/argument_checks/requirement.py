@@ -1,4 +1,4 @@
-"""A requirement: a condition on the sizes of an operator's arguments that eager insists on.
+"""A requirement: a condition on an operator's arguments that eager insists on.
 
 An operator's requirements are checked on fake tensors, before its shape rule. A condition about
 sizes that are symbols of the call becomes a guard; one about sizes that only the data tells becomes
@@ -7,20 +7,27 @@ a check that the compiled program makes, of the same class of exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, Size, Sizes
+from dovetail_prims.shape_rules.conversions import check_number
 from dovetail_prims.shape_rules.data_bounds import known_truth, stated
+from dovetail_prims.shape_rules.layout import insisted, wrap_dim
+from dovetail_prims.shape_rules.promotion import name_in_kernels
 
-_Relations = Callable[["Arguments"], Iterable[Any]]
+_Holds = Callable[["Arguments"], Any]
 
 
 class Arguments:
-    """The arguments of one call by the names of the operator's schema, defaults included."""
+    """The arguments of one call by the names of the operator's schema, defaults included; None for
+    what this overload does not have."""
 
     def __init__(
         self,
@@ -31,7 +38,7 @@ class Arguments:
         self._positions, self._args, self._kwargs = positions, args, kwargs
 
     def __getitem__(self, name: str) -> Any:
-        position, default = self._positions[name]
+        position, default = self._positions.get(name, (len(self._args), None))
         if position < len(self._args):
             return self._args[position]
         return self._kwargs.get(name, default)
@@ -45,25 +52,64 @@ class Arguments:
         """How many dimensions a tensor among them has."""
         return len(self[name]._sizes)
 
+    @property
+    def dim(self) -> int:
+        """`dim` as a dimension of `self`, counted from the first; raises IndexError beyond them."""
+        return wrap_dim(self["dim"], self.rank("self"))
+
+    def says(self, text: str, **computed: Any) -> str:
+        """A text with arguments in braces: `{name}`, and of a tensor `{name.sizes}`, `.rank`,
+        `.numel`, `.dtype`, and `.scalar_type` and `.short` for names of its dtype in errors of
+        eager's."""
+        return text.format_map(_Shown(self, computed))
+
+
+class _Shown(dict[str, Any]):
+    def __init__(self, given: Arguments, computed: Mapping[str, Any]) -> None:
+        super().__init__(computed)
+        self._given = given
+
+    def __missing__(self, name: str) -> Any:
+        value = self._given[name]
+        if isinstance(value, FakeTensor):
+            return _ShownTensor(value)
+        return list(value) if isinstance(value, tuple) else value
+
+
+class _ShownTensor:
+    def __init__(self, tensor: FakeTensor) -> None:
+        self.sizes, self.rank, self.dtype = list(tensor._sizes), len(tensor._sizes), tensor._dtype
+        self.scalar_type = name_in_kernels(tensor._dtype)
+        self.short = str(tensor._dtype).removeprefix("torch.")
+
+    @property
+    def numel(self) -> Size:
+        return math.prod(self.sizes)
+
 
 @dataclass(frozen=True)
 class Requirement:
     """What must hold, and what eager raises where it does not.
 
-    `relations` gives truths (bool or SymBool), asked in order up to the first that does not hold,
-    so that later ones may rely on earlier ones; `message` is the text of the `error`.
+    `holds` gives a truth (bool or SymBool) or several, asked in order up to the first that does not
+    hold, so that later ones may rely on earlier ones; `message` is the text of the `error`, as
+    `Arguments.says` takes it, or makes it.
     """
 
-    relations: _Relations
-    message: Callable[[Arguments], str]
+    holds: _Holds
+    message: str | Callable[[Arguments], str]
     error: type[Exception] = RuntimeError
 
     def check(self, given: Arguments) -> None:
         """Raise, guard, or leave a check to the compiled program."""
-        for relation in self.relations(given):
+        found = self.holds(given)
+        if found is True:
+            return
+        for relation in found if isinstance(found, GeneratorType) else (found,):
             if relation is True:
                 continue
-            text = self.message(given)
+            message = self.message
+            text = given.says(message) if isinstance(message, str) else message(given)
             if not stated(relation, text, self.error):
                 raise self.error(text)
 
@@ -112,6 +158,18 @@ def same(a: Iterable[Size], b: Iterable[Size]) -> Iterator[Any]:
         yield left is right or left == right
 
 
+def insisted_same(a: Sizes, b: Sizes) -> bool:
+    """Whether two lists of sizes are the same, where the operator's call is the check of it."""
+    return len(a) == len(b) and all(insisted(m == n) for m, n in zip(a, b, strict=True))
+
+
+def expands(sizes: Sizes, wanted: Sizes) -> Iterator[Any]:
+    """Relations that hold if a tensor can be expanded to these sizes."""
+    yield len(sizes) <= len(wanted)
+    for had, size in zip(reversed(sizes), reversed(wanted), strict=False):
+        yield known_truth(had == 1) or had is size or had == size
+
+
 def without(sizes: Sizes, dim: int) -> Sizes:
     """All sizes but one."""
     return (*sizes[:dim], *sizes[dim + 1 :])
@@ -121,30 +179,67 @@ def without(sizes: Sizes, dim: int) -> Sizes:
 
 
 def is_of_sizes(name: str, wanted: Callable[[Arguments], Iterable[Size]], text: str) -> Requirement:
-    """The tensor `name`, if it is given, has just these sizes; `text` may have {sizes} and
-    {wanted}."""
+    """The tensor `name`, if it is given, has just these sizes; `text` may have {wanted}."""
 
-    def relations(given: Arguments) -> Iterator[Any]:
+    def holds(given: Arguments) -> Iterator[Any]:
         if isinstance(given[name], FakeTensor):
             yield from same(given.sizes(name), wanted(given))
 
-    def message(given: Arguments) -> str:
-        return text.format(sizes=list(given.sizes(name)), wanted=list(wanted(given)))
-
-    return Requirement(relations, message)
+    return Requirement(holds, lambda given: given.says(text, wanted=list(wanted(given))))
 
 
 def has_rank(
     name: str, ranks: Iterable[int], text: str, error: type[Exception] = RuntimeError
 ) -> Requirement:
-    """The tensor `name`, if it is given, has one of these numbers of dimensions; `text` may have
-    {rank} and {sizes}."""
+    """The tensor `name`, if it is given, has one of these numbers of dimensions."""
     allowed = frozenset(ranks)
+    return Requirement(
+        lambda given: not isinstance(given[name], FakeTensor) or given.rank(name) in allowed,
+        text,
+        error,
+    )
 
-    def relations(given: Arguments) -> Iterator[Any]:
-        yield not isinstance(given[name], FakeTensor) or given.rank(name) in allowed
 
-    def message(given: Arguments) -> str:
-        return text.format(rank=given.rank(name), sizes=list(given.sizes(name)))
+def has_dtype(
+    name: str,
+    dtypes: Container[torch.dtype],
+    text: str,
+    error: type[Exception] = RuntimeError,
+) -> Requirement:
+    """The tensor `name` is of one of these dtypes."""
+    return Requirement(lambda given: given[name]._dtype in dtypes, text, error)
 
-    return Requirement(relations, message, error)
+
+def has_dtype_of(name: str, other: str, text: str) -> Requirement:
+    """The tensor `name`, if it is given, is of the dtype of another."""
+    return Requirement(
+        lambda given: (
+            not isinstance(given[name], FakeTensor) or given[name]._dtype is given[other]._dtype
+        ),
+        text,
+    )
+
+
+def is_one_of(name: str, options: Container[Any], text: str) -> Requirement:
+    """The argument `name` is one of these."""
+    return Requirement(lambda given: given[name] in options, text)
+
+
+def raising(check: Callable[[Arguments], None]) -> Requirement:
+    """What a function demands that raises eager's errors itself."""
+
+    def holds(given: Arguments) -> bool:
+        check(given)
+        return True
+
+    return Requirement(holds, "")
+
+
+def fit_dtype_of_self(*names: str) -> Requirement:
+    """Numbers among the arguments can be converted to the dtype of `self`."""
+
+    def check(given: Arguments) -> None:
+        for name in names:
+            check_number(given[name], given["self"]._dtype)
+
+    return raising(check)
