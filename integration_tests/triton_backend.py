@@ -11,10 +11,12 @@ are compiled, too, assert the type of each value there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +29,6 @@ from dovetail_autograd_aot import (
 )
 from dovetail_capture import BackendTraits
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
-from dovetail_inductor.targets.cuda.typed import typed_kernels
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.sizes.at_sizes import is_symbolic
 from dovetail_runtime import LaunchCpp, Plan, ReferenceExecutor
@@ -37,6 +38,9 @@ from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
 from torch.fx import GraphModule
 
 from dovetail.per_size import PerSize
+
+sys.path.append(str(Path(__file__).parents[1] / "packages" / "inductor" / "tests"))
+from typed_kernels import typed_kernels
 
 HOPPER = 90
 

@@ -9,6 +9,7 @@ kernel to a folder, as SYMBOL.cpp.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 import transformers
 from dovetail_runtime.plan import CppKernel, Plan
-from dovetail_runtime.step_times import StepTime, step_times
 from torch.profiler import ProfilerActivity, profile
 
 import dovetail.pipeline
 from dovetail.bench.models import Case
 from dovetail.bench.worker import Spec, build_case, step_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "runtime" / "benchmarks"))
+from step_times import StepTime, step_times
 
 Seen = list[tuple[Plan, list[torch.Tensor]]]
 

@@ -11,13 +11,13 @@ import torch
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler import unroll_parts
-from dovetail_inductor.targets.cuda.typed import typed_kernels
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import Plan, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
 from dovetail_runtime.triton_build import TritonBuilder
 from torch import Tensor
+from typed_kernels import typed_kernels
 
 r = torch.randn
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
-from dovetail_inductor.targets.cuda.typed import typed_kernels
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel
 from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.triton_build import run_in_interpreter
 from torch import Tensor
+from typed_kernels import typed_kernels
 
 INF, NAN = float("inf"), float("nan")
 Fn = Callable[..., Tensor]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
 from dovetail_prims.dialects.opsets import CORE_ATEN
+from eager_oracle import assert_matches_eager, name_of
 
 
 def check(op: Any, args: Any, kwargs: dict[str, Any] | None = None, **flags: Any) -> None:

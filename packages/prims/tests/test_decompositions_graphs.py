@@ -12,11 +12,11 @@ from dovetail_prims.decompositions import (
     decompose,
 )
 from dovetail_prims.decompositions.apply import _Sizes
-from dovetail_prims.decompositions.checking import name_of
 from dovetail_prims.dialects.dialect import Dialect, verify
 from dovetail_prims.dialects.opsets import CORE_ATEN
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.graphs.record import trace_aten
+from eager_oracle import name_of
 from torch.fx import Graph, GraphModule
 from torch.fx.node import map_arg
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.checking import assert_matches_eager, name_of, run_expanded
 from dovetail_prims.dialects.opsets import CORE_ATEN
+from eager_oracle import assert_matches_eager, name_of, run_expanded
 
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from decomposition_checks import check
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.checking import assert_matches_eager, name_of
+from eager_oracle import assert_matches_eager, name_of
 
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

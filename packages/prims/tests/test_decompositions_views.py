@@ -7,9 +7,9 @@ import pytest
 import torch
 from decomposition_checks import check
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.decompositions.checking import name_of, run_expanded
 from dovetail_prims.dialects.opsets import CORE_ATEN
 from dovetail_prims.ops.common import promote_types
+from eager_oracle import name_of, run_expanded
 
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool)

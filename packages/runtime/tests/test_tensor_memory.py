@@ -21,7 +21,7 @@ from dovetail_runtime import (
     release_idle_memory,
 )
 from dovetail_runtime.native import executor_module
-from dovetail_runtime.step_times import step_times
+from step_times import step_times
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 1024, 513  # some huge pages, and a few small ones

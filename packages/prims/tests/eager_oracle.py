@@ -1,7 +1,4 @@
-"""Compare a decomposition with the eager op it stands for: the oracle of every entry.
-
-Used by the tests, and by anyone who brings entries of their own.
-"""
+"""Compare a decomposition with the eager op it stands for: the oracle of every entry."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-
 from dovetail_prims.fake.dispatch_mode import DispatchMode
 from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import FakeTensor
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 Table = Mapping[OpOverload, Callable[..., Any]]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load
 from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.targets.cuda.body import BodyEmitter

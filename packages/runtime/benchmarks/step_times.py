@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-
 from dovetail_runtime.artifact import load
 from dovetail_runtime.plan import (
     Allocate,
