@@ -14,7 +14,7 @@ from dovetail_inductor.options import Gpu, InductorOptions
 from dovetail_inductor.products import choose_products
 from dovetail_inductor.products.candidates import candidates
 from dovetail_inductor.scheduler.kernels import ProductTiles
-from dovetail_inductor.targets.cuda.product import described
+from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_runtime.plan import CallAten, LaunchTriton, TritonKernel
 from test_products import (
     CASES,

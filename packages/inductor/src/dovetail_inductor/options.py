@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS
 from dovetail_inductor.targets import CPU, CUDA, Target, target_of
 
 HOPPER = 9  # major number of its compute capability
@@ -18,6 +19,11 @@ class Gpu:
 
     multiprocessors: int = 132
     descriptors: bool = True
+
+    @property
+    def converts_eight_bits(self) -> bool:
+        """Whether it converts 8-bit floats: as what has descriptors does."""
+        return self.descriptors
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,12 @@ class InductorOptions:
     def target_of(self, device: torch.device) -> Target:
         """What kernels for tensors on a device are written for."""
         return self.chosen_target or target_of(device)
+
+    def converts(self, device: torch.device) -> frozenset[torch.dtype]:
+        """What kernels for a device read beside what they compute with, to convert it."""
+        if self.target_of(device) is CUDA and self.gpu_of(device).converts_eight_bits:
+            return EIGHT_BIT_FLOATS
+        return frozenset()
 
     def gpu_of(self, device: torch.device) -> Gpu:
         """What kernels for tensors on a device are chosen for."""

@@ -22,6 +22,7 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.choose_attention import choose_attention
 from dovetail_inductor.products.choose_products import Tuner, choose_products
+from dovetail_inductor.products.computed_operands import compute_operands
 from dovetail_inductor.products.few_rows import multiply_few_rows
 from dovetail_inductor.products.unpadded import write_unpadded
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
@@ -132,7 +133,7 @@ def to_loops(
 
     # Ops become loop nests over buffers; views become index arithmetic.
     def lowered() -> LoopGraph:
-        loops = lower(split, target, options.everywhere, branch)
+        loops = lower(split, target, options.everywhere, branch, options.converts)
         facts = GraphFacts(_owned(gm, loops), _overwritten(gm, loops), lines)
         return replace(loops, facts=facts)
 
@@ -164,6 +165,7 @@ def to_kernels(
     # While kernels that may follow a product in one kernel have launches of their own: first what
     # needs no measuring.
     kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, options))
+    kernels = passes.run("compute_operands", lambda: compute_operands(kernels, options))
     if tuner is not None:
         kernels = passes.run("choose_products", lambda: choose_products(kernels, options, tuner))
         kernels = passes.run("choose_attention", lambda: choose_attention(kernels, options, tuner))

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var, variable
-from dovetail_inductor.loop_ir.ops import ROUNDING, SCALAR_OPS
+from dovetail_inductor.loop_ir.ops import BYTES, ROUNDING, SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import Dim, UnknownOrder, is_symbolic
 
 Scalar = bool | int | float
@@ -213,7 +213,7 @@ class Builder:
                 return args[1] if first.value else args[2]
             if args[1] is args[2]:
                 return args[1]
-        elif op in _ROUNDINGS and isinstance(first, Apply) and first.op == op:
+        elif op in _ROUNDINGS and isinstance(first, Apply) and _is_rounded(first, op):
             return first
         elif op in ("mul", "div") and _is_number(args[1], 1):
             return first  # x * 1 == x, also for NaN and -0.0
@@ -260,6 +260,12 @@ def _settled(op: str, index: Index, bound: int) -> bool | None:
         return at_low if at_low == _INDEX_COMPARE[op](high, bound) else None
     except UnknownOrder:
         return None
+
+
+def _is_rounded(value: Apply, rounding: str) -> bool:
+    """Whether rounding changes nothing: of what is rounded so, and of a byte."""
+    of_byte = value.op == "cast" and value.args[0].dtype in BYTES
+    return of_byte or value.op == rounding
 
 
 def _exact_reciprocal(expr: Expr) -> float | None:

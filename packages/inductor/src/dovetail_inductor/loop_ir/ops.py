@@ -68,8 +68,8 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 }
 
 
-# What loops read and write. Values of other dtypes (complex numbers, 8-bit floats, the wide
-# unsigned integers, ...) are touched by library calls alone.
+# What loops read and write. Values of other dtypes (complex numbers, the wide unsigned integers,
+# ...) are touched by library calls alone.
 STORED_DTYPES = frozenset(
     {
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -78,8 +78,14 @@ STORED_DTYPES = frozenset(
 )  # fmt: skip
 
 
+BYTES = frozenset({torch.int8, torch.uint8, torch.bool})
+# What loops read where a GPU converts it, and never write: how PyTorch rounds to them, and what it
+# makes of what is too large, is its own.
+EIGHT_BIT_FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+
+
 def arithmetic_dtype(storage: torch.dtype) -> torch.dtype:
     """The dtype a stored value has inside a loop body."""
-    if storage in (torch.float16, torch.bfloat16):
+    if storage in (torch.float16, torch.bfloat16) or storage in EIGHT_BIT_FLOATS:
         return torch.float32
     return storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -68,17 +69,19 @@ def lower(
     target: Target | None = None,
     everywhere: bool = False,
     compile_branch: CompileBranch | None = None,
+    converts: Callable[[torch.device], frozenset[torch.dtype]] = lambda device: frozenset(),
 ) -> LoopGraph:
     """Turn every node into loop nests over buffers, or an extern call.
 
     `target` says what for; None asks the graph's tensors: a GPU if one of them is there.
     `everywhere`: loops also where the library was measured to be faster. `compile_branch`
-    compiles the graphs that a `torch.cond` or `torch.while_loop` holds.
+    compiles the graphs that a `torch.cond` or `torch.while_loop` holds. `converts`: what kernels
+    for a device read beside `STORED_DTYPES`, to convert it.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
     if target is None:
         target = CUDA if any(_device_type(node) == "cuda" for node in gm.graph.nodes) else CPU
-    ctx = Context(target, everywhere)
+    ctx = Context(target, everywhere, converts=converts)
     env: dict[fx.Node, Any] = {}
     inputs: list[str | None] = []
     outputs: tuple[Strided | int | float | FloatSize | None, ...] = ()
@@ -240,7 +243,8 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
         if isinstance(arg, Value):
             here = arg.device == device or arg in passed
             known = not here and (moved or not arg.shape) and _is_known(ctx, arg)
-            return (here or known) and arg.dtype in STORED_DTYPES
+            held = arg.dtype in STORED_DTYPES or (moved and arg.dtype in ctx.converts(device))
+            return (here or known) and held
         return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
 
     if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:

@@ -13,7 +13,7 @@ from dovetail_prims.ops.card import Card, Dialect, Result
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
-from dovetail_inductor.loop_ir.ops import arithmetic_dtype, scalar_name
+from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS, arithmetic_dtype, scalar_name
 from dovetail_inductor.lowering.promotion import (
     Operand,
     broadcast_load,
@@ -216,6 +216,8 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
         expr = ctx.load(source, indices, mask)
         if source.dtype == value.dtype or unrounded:
             return expr
+        if source.dtype in EIGHT_BIT_FLOATS and value.dtype.itemsize <= 4:
+            return expr  # each is one of the wider type, too
         return cast(ctx, expr, value.dtype)
 
     value.loader = loader

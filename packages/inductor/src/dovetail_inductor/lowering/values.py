@@ -148,7 +148,8 @@ class SymbolSources:
 @dataclass
 class Context:
     """The state of one lowering: what was made so far. `target`: what kernels are for;
-    `everywhere`: measurements that speak for the library do not count."""
+    `everywhere`: measurements that speak for the library do not count; `converts`: what loops on a
+    device can read besides, but only to convert it."""
 
     target: Target
     everywhere: bool = False
@@ -161,6 +162,7 @@ class Context:
     padded: dict[tuple[Strided, tuple[int, int]], Strided] = field(default_factory=dict)
     # What was copied to lie as was promised, by what it is a copy of.
     copies: dict[tuple[object, ...], Strided] = field(default_factory=dict)
+    converts: Callable[[torch.device], frozenset[torch.dtype]] = lambda device: frozenset()
 
     @property
     def leaves_to_library(self) -> bool:

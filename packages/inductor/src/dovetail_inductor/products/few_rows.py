@@ -9,6 +9,7 @@ and 1.05 of the library's time, in the mean 0.86 of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
@@ -22,7 +23,7 @@ from dovetail_inductor.products.find_products import (
     with_forms,
 )
 from dovetail_inductor.products.products import Form, Product
-from dovetail_inductor.scheduler.kernels import KernelGraph, ProductTiles
+from dovetail_inductor.scheduler.kernels import ComputedOperand, KernelGraph, ProductTiles
 
 MOST_ROWS = 32
 # So many numbers lie side by side in 16 bytes, which is what a GPU reads at once.
@@ -37,27 +38,41 @@ WORTH_PARTS, LONG, LEAST_PART, MOST_PARTS = 1536, 8192, 256, 16
 # So many of the multiprocessors are enough: twice as many parts, in as little time at best, are
 # twice the sums that go through memory.
 BUSY = 15 / 16
+# Of one row: how many numbers of it a thread multiplies at least, and by the bits of weights how
+# deep a tile is at most and how many columns a program has.
+ROW_NUMBERS = 16
+ROW_TILES = ((4, 2048, 4), (8, 8192, 4), (64, 8192, 2))
 
 
-def multiply_few_rows(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
+def multiply_few_rows(
+    graph: KernelGraph,
+    options: InductorOptions,
+    computed: Mapping[str, ComputedOperand] | None = None,
+) -> KernelGraph:
     """Put kernels of ours in the place of library calls that multiply few rows, and of what can
-    follow in the same kernel.
+    follow in the same kernel; where some are given, only by right matrices that can be `computed`.
 
     Needs steps in an order of computation, and gives such an order.
     """
-    products = find_products(graph, lambda call: _few_rows(call, graph, options))
+
+    def ours(call: ExternCall) -> bool:
+        right = call.args[-1]
+        chosen = computed is None or (isinstance(right, Strided) and right.buffer in computed)
+        return chosen and _few_rows(call, graph, options)
+
+    products = find_products(graph, ours)
     forms: list[Form] = []
     taken: set[int] = set()
     for dual in find_duals(products):
         tiles = _tiles_of(dual, options)
         # Of each of two: a program reads as much as of one that is twice as wide.
-        each = replace(tiles, n=max(16, tiles.n // 2))
+        each = replace(tiles, n=max(min(16, tiles.m), tiles.n // 2))
         form = dual.in_one(each) if tiles.parts == 1 else None
         if form is not None:
             forms.append(form)
             taken |= dual.positions
     products = [p.without(taken) for p in products if p.position not in taken]
-    for group in find_groups(products):
+    for group in find_groups(products, computed):
         tiles = _tiles_of(group, options)
         if tiles.parts == 1:
             forms.append(group.form(tiles))
@@ -87,7 +102,18 @@ def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) ->
 
 def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptions) -> ProductTiles:
     first = work if isinstance(work, Product) else work.members[0]
+    _, m, n, k = work.sizes
+    if m == 1 and first.operands[1].stride[0] == 1:
+        return one_row_tiles(n, k)
     return tiles_for(work.sizes, options.gpu_of(first.out.device))
+
+
+def one_row_tiles(n: int, k: int, bits: float = 16) -> ProductTiles:
+    """The tiles for one row, by columns each of which is dense in memory, of so many bits."""
+    most, columns = next((most, count) for own, most, count in ROW_TILES if bits <= own)
+    depth = min(_covering(k), most)
+    warps = max(1, min(8, depth // (32 * ROW_NUMBERS)))
+    return ProductTiles(1, min(_covering(n), columns), depth, warps, 1)
 
 
 def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:

@@ -15,6 +15,7 @@ from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.products.products import Form, Product, kernel_at
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
+    ComputedOperand,
     FusedKernel,
     KernelGraph,
     ProductKernel,
@@ -159,6 +160,8 @@ class ProductGroup:
 
     def form(self, tiles: ProductTiles) -> Form:
         """One launch for the products, whole or in parts, and after it what reads them."""
+        first = min(p.position for p in self.members)
+        _, writer = readers_and_writers(self.graph)
         steps: dict[int, FusedKernel] = {
             p.consumer: kernel_at(self.graph, p.consumer)
             for p in self.members
@@ -169,7 +172,14 @@ class ProductGroup:
         totals: list[Step] = []
         for product in self.members:
             if tiles.parts == 1:
-                kernels.append(product.alone(tiles))
+                kernel = product.alone(tiles)
+                if product.consumer is not None:
+                    others = steps[product.consumer].reads() - {product.out.name}
+                    there = all(writer.get(name, -1) < first for name in others)
+                    if there and (followed := product.followed(tiles)) is not None:
+                        kernel = followed
+                        del steps[product.consumer]
+                kernels.append(kernel)
                 continue
             kernel, whole = product.parts(tiles)
             kernels.append(kernel)
@@ -182,13 +192,15 @@ class ProductGroup:
             assert total is not None
             totals.append(total)
         launch = CombinedKernel(f"{kernels[0].name}_and_more", tuple(kernels))
-        first = min(p.position for p in self.members)
         placed: dict[int, tuple[Step, ...]] = {at: (step,) for at, step in steps.items()}
         return Form({**placed, first: (launch, *totals)}, self.positions, buffers)
 
 
-def find_groups(products: Sequence[Product]) -> list[ProductGroup]:
-    """Products of the same left matrix, all operands of which are there when the first is due."""
+def find_groups(
+    products: Sequence[Product], computed: Mapping[str, ComputedOperand] | None = None
+) -> list[ProductGroup]:
+    """Products of the same left matrix, all operands of which are there when the first is due, or
+    what those are made of that a product can compute itself."""
     if not products:
         return []
     _, writer = readers_and_writers(products[0].graph)
@@ -197,8 +209,10 @@ def find_groups(products: Sequence[Product]) -> list[ProductGroup]:
         left, right = product.operands
         mine = groups.setdefault(left, [])
         first = mine[0].position if mine else product.position
-        needed = [right, *product.call.args[:-2]]
-        there = all(writer.get(o.buffer, -1) < first for o in needed if isinstance(o, Strided))
+        own = (computed or {}).get(right.buffer)
+        needed = set(own.reads()) if own is not None else {right.buffer}
+        needed |= {o.buffer for o in product.call.args[:-2] if isinstance(o, Strided)}
+        there = all(writer.get(name, -1) < first for name in needed)
         if there and len(left.shape) == 2 and (not mine or _alike(mine[0], product)):
             mine.append(product)
     return [ProductGroup(tuple(found)) for found in groups.values() if len(found) > 1]

@@ -139,8 +139,13 @@ class Product:
         if self.target is None:
             placed: dict[int, tuple[Step, ...]] = dict(self.library().placed)
             return Form({**placed, self.position: (self.alone(tiles),)}, self.positions)
-        found = self._product(self.kernel, tiles)
+        found = self.followed(tiles)
         return Form({self.target: (found,)}, self.positions) if found else None
+
+    def followed(self, tiles: ProductTiles) -> ProductKernel | None:
+        """One kernel for the product and its consumer; None if that is not one that reads point by
+        point."""
+        return None if self.target is None else self._product(self.kernel, tiles)
 
     def nest(self) -> LoopNest:
         """The loops that make the result of `sums`, rounded."""

@@ -9,7 +9,8 @@ from math import prod
 import torch
 from dovetail_runtime.plan import Assert, SizeExpr
 
-from dovetail_inductor.loop_ir.expr import Builder
+from dovetail_inductor.loop_ir.expr import Builder, Expr, loads
+from dovetail_inductor.loop_ir.handlers import Printer, interpret
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, GraphFacts, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import FloatSize
@@ -114,6 +115,38 @@ class ProductTiles:
 
 
 @dataclass(frozen=True)
+class ComputedOperand:
+    """A right matrix that a product computes itself, as weights of the numbers that they are kept
+    as: its elements (u*i + j, n) are `bodies[j]`, of which there are u, at the point i of the loops
+    `inner` and n of the loops `columns`. `origin` is the FX node that makes it.
+    """
+
+    bodies: tuple[Expr, ...]
+    inner: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    after: frozenset[str]  # as of a `LoopNest`
+    origin: str
+
+    @property
+    def in_one(self) -> int:
+        """How many neighbours along the inner dimension are made of the same memory."""
+        return len(self.bodies)
+
+    def reads(self) -> frozenset[str]:
+        """Names of the buffers read."""
+        return self.after.union(load.buffer for load in loads(self.bodies))
+
+    def as_text(self, name: str) -> str:
+        """Readable form, of the matrix called `name`."""
+        printer = Printer()
+        values = interpret(self.bodies, printer)
+        loops = ", ".join(f"{v} < {v.size}" for v in (*self.inner, *self.columns))
+        lines = [f"at {loops}:  # {self.origin}"]
+        lines += [f"    {line}" for line in printer.lines]
+        return "\n".join([*lines, f"    {name}[...] = {', '.join(values)}"])
+
+
+@dataclass(frozen=True)
 class ProductKernel:
     """A product of matrices with what follows point by point, in one kernel.
 
@@ -121,7 +154,7 @@ class ProductKernel:
     (the batch, or the parts of k, or nothing), (m) and (n); its nests find the sums of products
     where they load from `sums`, which is no memory. `others` are further right matrices of the
     same shape and strides, by which the left one is multiplied besides, with the names of their
-    sums.
+    sums. Right matrices in `computed`, by their buffers, are in no memory.
     """
 
     name: str
@@ -132,6 +165,7 @@ class ProductKernel:
     epilogue: FusedKernel
     tiles: ProductTiles
     others: tuple[tuple[Strided, str], ...] = ()
+    computed: Mapping[str, ComputedOperand] = field(default_factory=dict)
 
     @property
     def rights(self) -> tuple[tuple[Strided, str], ...]:
@@ -151,14 +185,16 @@ class ProductKernel:
         """Names of the buffers read that others wrote."""
         sums = {name for _, name in self.rights}
         operands = {self.left.buffer, *(right.buffer for right, _ in self.rights)}
-        return (self.epilogue.reads() - sums) | operands
+        made = (operand.reads() for operand in self.computed.values())
+        return (self.epilogue.reads() - sums) | (operands - set(self.computed)).union(*made)
 
     def as_text(self) -> str:
         """Readable form."""
         operands = (self.left, *(right for right, _ in self.rights))
         texts = " and ".join(f"{o.buffer}{list(o.shape)}" for o in operands)
         head = f"product {self.name} of {texts} in {self.tiles.as_text()}"
-        body = self.epilogue.as_text()
+        parts = [operand.as_text(name) for name, operand in self.computed.items()]
+        body = "\n".join([*parts, self.epilogue.as_text()])
         return head + "\n" + "\n".join("  " + line for line in body.splitlines())
 
 

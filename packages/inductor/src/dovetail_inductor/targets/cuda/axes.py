@@ -24,8 +24,11 @@ def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -
             rest = f"{rest} // {axis.blocks}"
 
 
-def define_axis(lines: Lines, tiling: Tiling, wide: bool, position: int, start: str) -> None:
-    """Define an axis's flat index, which begins at `start`, its mask and its variables."""
+def define_axis(
+    lines: Lines, tiling: Tiling, wide: bool, position: int, start: str, numbers: bool = False
+) -> None:
+    """Define an axis's flat index, which begins at `start`, a multiple of its block, its mask and
+    its variables; with `numbers`, those that a block has one value of as numbers."""
     axis = tiling.axes[position]
     name = axis.name
     if axis.block == 1 and not axis.vars:
@@ -49,7 +52,9 @@ def define_axis(lines: Lines, tiling: Tiling, wide: bool, position: int, start: 
     first = sum(len(a.vars) for a in tiling.axes[:position])
     for offset, var in enumerate(axis.vars):
         below = prod(v.size for v in axis.vars[offset + 1 :])
-        text = name if below == 1 else f"({name} // {below})"
+        single = numbers and not axis.masked and below % axis.block == 0
+        own = f"({start})" if single else name
+        text = own if below == 1 else f"({own} // {below})"
         if offset:
             text = f"{text} % {var.size}"
         lines.add(f"v{first + offset} = {text}")

@@ -23,6 +23,7 @@ from dovetail_inductor.loop_ir.expr import (
 )
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Scatter
+from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
@@ -153,7 +154,8 @@ class BodyEmitter:
             offset = f"{offset} + {self._zeros(load.mask.free)}"
         text = f"{self.reads.parameter(load.buffer)} + ({offset})"
         if conditions:
-            text += f", {' & '.join(conditions)}, other=0"
+            nothing = "0.0" if storage in EIGHT_BIT_FLOATS else "0"
+            text += f", {' & '.join(conditions)}, other={nothing}"
         if (policy := self.reads.policy(load)) is not None:
             text += f', eviction_policy="{policy}"'
         value = f"tl.load({text})"

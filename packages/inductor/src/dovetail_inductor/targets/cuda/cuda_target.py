@@ -16,9 +16,10 @@ from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, Pro
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel
 from dovetail_inductor.targets.cuda.attention_kernels import emit_attention
 from dovetail_inductor.targets.cuda.combined import emit_combined
+from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_inductor.targets.cuda.kernel import emit_kernel
 from dovetail_inductor.targets.cuda.passes import reads_before_it_writes
-from dovetail_inductor.targets.cuda.product import described, emit_product
+from dovetail_inductor.targets.cuda.product import emit_product
 from dovetail_inductor.targets.cuda.tiling import SIDE, choose
 from dovetail_inductor.targets.cuda.triton_ops import has_scalar_form, has_triton_form
 from dovetail_inductor.targets.target import (

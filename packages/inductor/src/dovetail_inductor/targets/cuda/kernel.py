@@ -35,6 +35,7 @@ from dovetail_inductor.targets.cuda.block_accumulators import (
 from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines, Reads, no_reads
 from dovetail_inductor.targets.cuda.pairs import Pairs, pairs_of
 from dovetail_inductor.targets.cuda.passes import (
+    Pass,
     by_pass,
     computed,
     factors_of_sum,
@@ -62,24 +63,6 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
 # A stored value that takes more than this many additions is read back, from a cache or at memory's
 # speed, at which that much can be computed meanwhile.
 _DEAR = 40
-
-
-@dataclass
-class Pass:
-    """What is known while a pass over the columns is written.
-
-    full, memo: the full values of a block of columns, by their buffers, and all values in it.
-    totals: the running totals before it.
-    later, again: the rows that a later pass reads, and those that an earlier one has read.
-    stored: what is read back from memory, where an earlier pass has stored it.
-    """
-
-    full: dict[str, str] = field(default_factory=dict)
-    memo: dict[int, str] = field(default_factory=dict)
-    totals: dict[str, str] = field(default_factory=dict)
-    later: frozenset[str] = frozenset()
-    again: frozenset[str] = frozenset()
-    stored: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -153,6 +136,13 @@ class Emission:
         for nest in self.kernel.nests:
             self._row(nest)
         return self._body("product")
+
+    def values_at(self, starts: Sequence[str], values: Sequence[Expr]) -> list[str]:
+        """Values at the tile that begins at `starts` along the axes, of which numbers that a tile
+        has only one of are such, no blocks."""
+        for position, start in enumerate(starts):
+            define_axis(self.lines, self.tiling, self.wide, position, start, numbers=True)
+        return interpret(values, self._emitter(), {})
 
     def _body(self, kind: str) -> KernelBody:
         return KernelBody(

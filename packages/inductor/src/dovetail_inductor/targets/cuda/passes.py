@@ -4,12 +4,31 @@ reductions form a softmax whose sum follows its maximum in one pass."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load
 from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
+
+
+@dataclass
+class Pass:
+    """What is known while a pass over the columns is written.
+
+    full, memo: the full values of a block of columns, by their buffers, and all values in it.
+    totals: the running totals before it.
+    later, again: the rows that a later pass reads, and those that an earlier one has read.
+    stored: what is read back from memory, where an earlier pass has stored it.
+    """
+
+    full: dict[str, str] = field(default_factory=dict)
+    memo: dict[int, str] = field(default_factory=dict)
+    totals: dict[str, str] = field(default_factory=dict)
+    later: frozenset[str] = frozenset()
+    again: frozenset[str] = frozenset()
+    stored: set[str] = field(default_factory=set)
 
 
 def by_pass(kernel: FusedKernel) -> list[list[LoopNest]]:
@@ -145,6 +164,6 @@ def _shifted(kernel: FusedKernel, total: str) -> tuple[Expr, Expr] | None:
 
 
 __all__ = [
-    "by_pass", "computed", "factors_of_sum", "is_of_rows", "online_softmax", "passing",
-    "read_again", "reads_before_it_writes", "rows_read", "subtracted_in",
+    "Pass", "by_pass", "computed", "factors_of_sum", "is_of_rows", "online_softmax",
+    "passing", "read_again", "reads_before_it_writes", "rows_read", "subtracted_in",
 ]  # fmt: skip

@@ -17,10 +17,17 @@ from textwrap import indent
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.scheduler.kernels import ProductKernel
-from dovetail_inductor.targets.cuda.assemble import EmittedKernel, KernelBody, assemble
+from dovetail_inductor.targets.cuda.assemble import (
+    EmittedKernel,
+    KernelBody,
+    assemble,
+    parameter_types,
+)
 from dovetail_inductor.targets.cuda.axes import scaled
 from dovetail_inductor.targets.cuda.body import Lines
+from dovetail_inductor.targets.cuda.descriptors import Described, described
 from dovetail_inductor.targets.cuda.kernel import Emission
+from dovetail_inductor.targets.cuda.right_tiles import computed_tiles, depth_of
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
 # So many tiles, one below the other, are computed before those to their right.
@@ -33,11 +40,13 @@ ENDED = "ended"
 class ProductText:
     """The statements of a product: what is done once, then, for the tile numbered `pid`, those that
     make the tile of sums `acc` of the matrices at p0 and p1 (and `acc1`, if there is another right
-    matrix), and those that use it."""
+    matrix), and those that use it. The first `operands` of its parameters are those by which it
+    multiplies."""
 
     before: str
     multiply: str
     use: KernelBody
+    operands: int
 
 
 def emit_product(product: ProductKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
@@ -74,32 +83,48 @@ def _in_turns(text: ProductText, tiles: int, programs: int) -> str:
 def emit_products(
     products: Sequence[ProductKernel], buffers: Mapping[str, Buffer]
 ) -> EmittedKernel:
-    """Triton source of products side by side that share the left matrix and are multiplied in the
-    same loop, with the right matrix chosen before."""
+    """Triton source of products side by side that share the left matrix. Those that are multiplied
+    in the same loop are so once, with the right matrix chosen before."""
     unlike = any(p.tiles.programs or p.tiles.descriptors or p.others for p in products)
     assert not unlike, "not side by side"
     texts = [product_text(product, buffers) for product in products]
-    assert len({text.multiply for text in texts}) == 1, "products whose loops differ"
-    functions = f"@triton.jit\ndef sums(pid, p0, p1):\n{texts[0].multiply}\n    return acc\n\n\n"
-    parameters: list[tuple[str, str]] = [("p0", products[0].left.buffer)]
-    choosing, using = ["    pid = tl.program_id(0)"], ["    acc = sums(own, p0, right)"]
+    loops = {_loop_of(text, buffers): number for number, text in reversed([*enumerate(texts)])}
+    functions, parameters = "", [("p0", products[0].left.buffer)]
+    choosing, using = ["    pid = tl.program_id(0)"], []
+    if len(loops) == 1:
+        rights = ", ".join(f"right{i}" for i in range(1, texts[0].operands))
+        using = [f"    acc = sums0(own, p0, {rights})"]
     start = 0
     for number, text in enumerate(texts):
         body, last = text.use, number == len(texts) - 1
-        formal = ", ".join(["pid", "acc", *(name for name, _ in body.parameters)])
+        names = [name for name, _ in body.parameters]
+        loop = loops[_loop_of(text, buffers)]
+        if loop == number:
+            own = ", ".join(["pid", *names[: text.operands]])
+            multiply = f"{text.multiply}\n    return acc"
+            functions += f"@triton.jit\ndef sums{loop}({own}):\n{multiply}\n\n\n"
+        formal = ", ".join(["pid", "acc", *names])
         functions += f"@triton.jit\ndef use{number}({formal}):\n{body.text}\n\n\n"
         mine = ["p0", *(f"p{len(parameters) + i}" for i in range(len(body.parameters) - 1))]
         parameters += zip(mine[1:], (b for _, b in body.parameters[1:]), strict=True)
         first, start = start, start + body.tiling.programs
         test = "else:" if last else f"{'elif' if number else 'if'} pid < {start}:"
-        own = [f"own = pid - {first}", f"right = {mine[1]}"]
-        choosing += [f"    {test}", *(f"        {line}" for line in own)]
+        chosen = [f"right{i} = {mine[i]}" for i in range(1, text.operands)]
+        if len(loops) > 1:
+            chosen = [f"acc = sums{loop}({', '.join(['own', *mine[: text.operands]])})"]
+        branch = [f"own = pid - {first}", *chosen]
+        choosing += [f"    {test}", *(f"        {line}" for line in branch)]
         using += [f"    {test}", f"        use{number}({', '.join(['own', 'acc', *mine])})"]
     helpers = frozenset(h for text in texts for h in text.use.helpers)
     lines = "\n".join([*choosing, *using])
     whole = KernelBody(lines, tuple(parameters), helpers, texts[0].use.tiling, "products")
     name = f"products_{operators_of(products[0].epilogue.nests)}"
     return assemble(name, whole, start, buffers, functions)
+
+
+def _loop_of(text: ProductText, buffers: Mapping[str, Buffer]) -> tuple[str, tuple[str, ...]]:
+    """What products have in common that can be multiplied by one function."""
+    return text.multiply, parameter_types(text.use.parameters[: text.operands], buffers)
 
 
 def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> ProductText:
@@ -112,27 +137,33 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     tiling = Tiling((*z, y, x), False, False, tiles.warps, tiles.stages)
     emission = Emission(product.epilogue, buffers, tiling)
     emission.parameter(product.left.buffer)
-    pointers = [emission.parameter(right.buffer) for right, _ in product.rights]
+    pointers = [
+        "" if right.buffer in product.computed else emission.parameter(right.buffer)
+        for right, _ in product.rights
+    ]
     before, multiply = Lines(), Lines()
     _place(multiply, tiling.axes, tiles.parts, "pid")
     if tiles.descriptors:
         _multiply_described(before, multiply, product, buffers, pointers)
+    elif tiles.m == 1:
+        _multiply_row(multiply, product, pointers, emission)
     else:
-        _multiply(multiply, product, pointers)
+        _multiply(multiply, product, pointers, emission)
+    operands = len(emission.parameters)
     _place(emission.lines, tiling.axes, tiles.parts, ENDED if tiles.programs else "pid")
     starts = [scaled("py", y.block), scaled("px", x.block)]
     if outer:
         starts.insert(0, "pz")
     given = {}
     for acc, (_, sums) in zip(_numbered("acc", product), product.rights, strict=True):
-        if not rows:
+        if not rows and tiles.m > 1:
             emission.lines.add(f"{acc} = tl.sum({acc}, 0)[None, :]")
         if not columns:
             emission.lines.add(f"{acc} = tl.sum({acc}, 1)[:, None]")
         given[sums] = emission.lines.define(f"{acc}[None, :, :]") if outer else acc
     use = emission.run_at(starts, given)
     once = "".join(f"{line}\n" for line in before.text)
-    return ProductText(once, "\n".join(multiply.text), use)
+    return ProductText(once, "\n".join(multiply.text), use, operands)
 
 
 def _numbered(name: str, product: ProductKernel) -> list[str]:
@@ -165,39 +196,109 @@ def _place(lines: Lines, axes: tuple[Axis, ...], parts: int, pid: str) -> None:
     lines.add(f"px = {pid} % {GROUP * right} // {height}")
 
 
-def _multiply(lines: Lines, product: ProductKernel, pointers: Sequence[str]) -> None:
-    """The sums of one tile, as `acc`; `pointers` are the right matrices'."""
+def _multiply(
+    lines: Lines, product: ProductKernel, pointers: Sequence[str], emission: Emission
+) -> None:
+    """The sums of one tile, as `acc`; `pointers` are the right matrices' that are in memory, and
+    `emission` is of the kernel that computes the others.
+
+    Where several neighbours along the inner dimension are made of the same memory, so many products
+    are added up in each turn: of the first of them, of the second.
+    """
     tiles, left, right = product.tiles, product.left, product.right
     m, k = left.shape[-2:]
-    n = right.shape[-1]
     accs, names = _numbered("acc", product), _numbered("b", product)
+    depth = depth_of(product)
     for acc in accs:
         lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
-    lines.add(f"kk = tl.arange(0, {tiles.k})")
+    lines.add(f"kk = {depth.positions}")
     along_m = _along(lines, "am", "py", tiles.m, m, left.stride[-2], "[:, None]")
-    along_n = _along(lines, "bn", "px", tiles.n, n, right.stride[-1], "[None, :]")
+    if any(pointers):
+        along_n = _along(lines, "bn", "px", tiles.n, right.shape[-1], right.stride[-1], "[None, :]")
     begin, end = _inner(lines, product)
     batched = _batched(product)
     at_left = _address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:], batched)
     lines.add(f"a = p0 + {at_left}")
     for name, pointer, (own, _) in zip(names, pointers, product.rights, strict=True):
-        at_right = _address(own, (f"({begin} + kk[:, None])", "bn"), own.stride[-2:], batched)
-        lines.add(f"{name} = {pointer} + {at_right}")
+        if pointer:
+            at_right = _address(own, (f"({begin} + kk[:, None])", "bn"), own.stride[-2:], batched)
+            lines.add(f"{name} = {pointer} + {at_right}")
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
-    loads = [("a", along_m, "[None, :]"), *((b, along_n, "[:, None]") for b in names)]
-    for name, edge, k_spread in loads:
+
+    def load(text: str, edge: str | None, spread: str) -> str:
         conditions = [edge] if edge else []
         if k % tiles.k:
-            conditions.append(f"(k + kk{k_spread} < {k})")
+            conditions.append(f"(k + kk{spread} < {k})")
         masked = f", {' & '.join(conditions)}, other=0" if conditions else ""
-        lines.add(f"{name}_tile = tl.load({name}{masked})")
-    for acc, name in zip(accs, names, strict=True):
-        lines.add(f"{acc} = tl.dot(a_tile, {name}_tile, {acc})")
+        return f"tl.load({text}{masked})"
+
+    rights: list[list[str]] = []
+    for name, pointer, (own, _) in zip(names, pointers, product.rights, strict=True):
+        if pointer:
+            lines.add(f"{name}_tile = {load(name, along_n, '[:, None]')}")
+            rights.append([f"{name}_tile"])
+        else:
+            rights.append(computed_tiles(lines, product, own.buffer, depth, emission))
+    for turn in range(depth.in_one):
+        further = f" + {turn * left.stride[-1]}" if turn else ""
+        lines.add(f"a_tile = {load(f'a{further}', along_m, '[None, :]')}")
+        for acc, made in zip(accs, rights, strict=True):
+            lines.add(f"{acc} = tl.dot(a_tile, {made[turn]}, {acc})")
     lines.add(f"a += {tiles.k * left.stride[-1]}")
-    for name in names:
-        lines.add(f"{name} += {tiles.k * right.stride[-2]}")
+    for name, pointer, (own, _) in zip(names, pointers, product.rights, strict=True):
+        if pointer:
+            lines.add(f"{name} += {tiles.k * own.stride[-2]}")
     lines.indent -= 1
+
+
+def _multiply_row(
+    lines: Lines, product: ProductKernel, pointers: Sequence[str], emission: Emission
+) -> None:
+    """As `_multiply`, of one row: each thread adds up products of what it reads, and threads
+    exchange their sums in the end. A thread reads what lies side by side in memory, of one column
+    after the other, all of which are on their way at once."""
+    tiles, left = product.tiles, product.left
+    k, accs, columns = left.shape[-1], _numbered("acc", product), range(tiles.n)
+    depth = depth_of(product)
+    for acc in accs:
+        for column in columns:
+            lines.add(f"{acc}_{column} = tl.zeros({depth.shape(tiles.n)}, tl.float32)")
+    lines.add(f"kk = ({depth.positions})[None]")
+    begin, end = _inner(lines, product)
+    lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
+    lines.indent += 1
+
+    def load(text: str, place: str) -> str:
+        masked = f", ({place} < {k}), other=0" if k % tiles.k else ""
+        return f"tl.load({text}{masked}).to(tl.float32)"
+
+    row = [f"a{turn}" for turn in range(depth.in_one)]
+    if depth.in_one == 2:  # both are read at once
+        at = f"((k + kk)[{':, ' * (len(depth.blocks) + 1)}None] + tl.arange(0, 2))"
+        both = load(f"p0 + {_address(left, ('0', at), left.stride[-2:], False)}", at)
+        lines.add(f"{', '.join(row)} = tl.split({both})")
+    else:
+        for turn, name in enumerate(row):
+            at = f"(k + kk + {turn})"
+            text = load(f"p0 + {_address(left, ('0', at), left.stride[-2:], False)}", at)
+            lines.add(f"{name} = {text}")
+    for column in columns:
+        for acc, pointer, (own, _) in zip(accs, pointers, product.rights, strict=True):
+            if pointer:
+                place = ("(k + kk)", depth.first_column(product, column))
+                at_right = _address(own, place, own.stride[-2:], False)
+                made = [load(f"{pointer} + {at_right}", "(k + kk)")]
+            else:
+                made = computed_tiles(lines, product, own.buffer, depth, emission, column)
+            for name, tile in zip(row, made, strict=True):
+                lines.add(f"{acc}_{column} = tl.fma({name}, {tile}, {acc}_{column})")
+    lines.indent -= 1
+    for acc in accs:
+        lines.add(f"{acc} = tl.zeros([1, {tiles.n}], tl.float32)")
+        for column in columns:
+            here = f"tl.arange(0, {tiles.n})[None, :] == {column}"
+            lines.add(f"{acc} = tl.where({here}, tl.sum({acc}_{column}), {acc})")
 
 
 def _multiply_described(
@@ -280,63 +381,6 @@ def _address(
     if operand.offset:
         terms.append(str(operand.offset))
     return " + ".join(terms)
-
-
-# --- operands through tensor descriptors ----------------------------------------------------------
-
-# A GPU's copy engine (from Hopper on: the Tensor Memory Accelerator) reads whole tiles by them: no
-# thread computes an address, and what lies outside of a matrix is zeros without a mask. It wants
-# dense rows that begin at multiples of 16 bytes, dimensions that contain one another, and tiles of
-# at most 256 elements along each (CUDA driver API, `cuTensorMapEncodeTiled`).
-ALIGNMENT = 16  # bytes
-
-
-@dataclass(frozen=True)
-class Described:
-    """A matrix (or several, along the first of three dimensions) as the engine sees it: from the
-    outermost dimension in memory to the innermost. `turned`: its columns are the rows there."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    turned: bool
-
-    def define(self, lines: Lines, name: str, pointer: str, block: Sequence[int]) -> None:
-        """Define the descriptor of blocks of (rows, columns)."""
-        base = f"{pointer} + {self.offset}" if self.offset else pointer
-        own = list(block[::-1] if self.turned else block)
-        if len(self.shape) == 3:
-            own.insert(0, 1)
-        shape, stride = list(self.shape), list(self.stride)
-        lines.add(f"{name} = tl.make_tensor_descriptor({base}, {shape}, {stride}, {own})")
-
-    def load(self, name: str, place: tuple[str, str], block: tuple[int, int], batch: str) -> str:
-        """The text of the block at (row, column), of the matrix numbered `batch`."""
-        first, second = place[::-1] if self.turned else place
-        text = f"{name}.load([{first}, {second}])"
-        if len(self.shape) == 3:
-            sides = block[::-1] if self.turned else block
-            text = f"{name}.load([{batch}, {first}, {second}]).reshape({list(sides)})"
-        return f"{text}.T" if self.turned else text
-
-
-def described(operand: Strided, buffers: Mapping[str, Buffer]) -> Described | None:
-    """How the engine sees an operand; None if it cannot read it."""
-    buffer = buffers[operand.buffer]
-    size = buffer.dtype.itemsize
-    turned = operand.stride[-1] != 1
-    order = [-1, -2] if turned else [-2, -1]
-    if len(operand.shape) == 3:
-        order.insert(0, 0)
-    shape = tuple(operand.shape[d] for d in order)
-    stride = tuple(operand.stride[d] for d in order)
-    starts = [buffer.offset + operand.offset, *stride[:-1]]
-    if stride[-1] != 1 or any(n * size % ALIGNMENT for n in starts):
-        return None
-    inside = zip(stride[:-1], stride[1:], shape[1:], strict=True)
-    if any(own % inner or own < inner * length for own, inner, length in inside):
-        return None
-    return Described(shape, stride, operand.offset, turned)
 
 
 __all__ = ["emit_product", "emit_products", "product_text"]

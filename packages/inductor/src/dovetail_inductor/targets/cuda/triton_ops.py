@@ -24,6 +24,8 @@ TRITON_TYPES: Mapping[torch.dtype, str] = {
     torch.int8: "tl.int8",
     torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
+    torch.float8_e4m3fn: "tl.float8e4nv",
+    torch.float8_e5m2: "tl.float8e5",
 }
 
 POINTER_TYPES: Mapping[torch.dtype, str] = {
@@ -37,6 +39,8 @@ POINTER_TYPES: Mapping[torch.dtype, str] = {
     torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.bool: "*i1",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e5m2: "*fp8e5",
 }
 
 # expm1 and log1p: W. Kahan's compensation, accurate to a few ulp for every argument, from exp and
