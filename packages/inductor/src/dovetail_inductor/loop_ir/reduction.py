@@ -78,10 +78,9 @@ class Reduction:
         return self.combine in ("bitwise_or", "maximum")
 
     @property
-    def can_split(self) -> bool:
-        """Whether reducing the results of parts gives the result of all (positions in a part are
-        not positions in the whole)."""
-        return not self.with_index
+    def of_values(self) -> Reduction:
+        """The reduction that gives the extreme element itself."""
+        return MAX if self.finds_largest else MIN
 
     @property
     def in_order(self) -> bool:

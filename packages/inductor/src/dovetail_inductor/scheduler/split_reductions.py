@@ -12,22 +12,22 @@ largest element (Milakov and Gimelshein, "Online normalizer calculation for soft
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, Load, mask_loads, walk
-from dovetail_inductor.loop_ir.index import Var, linear, variable
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, Load, walk
+from dovetail_inductor.loop_ir.index import Var, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
+from dovetail_inductor.scheduler.split_positions import split_position
+from dovetail_inductor.scheduler.two_stages import Cut, cut_unevenly, divisor, two_stages
 from dovetail_inductor.targets.target import SplitRule
 
 # Of one result: the second stage is to be short.
 MAX_PARTS = 256
-# Pieces of uneven reductions are multiples of so many elements: four vectors of a CPU.
-EVEN_LENGTH = 64
 MAX_ROWS = 1 << 16  # the same where pieces are rows that are in registers anyway
 
 
@@ -37,8 +37,8 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         return graph
     buffers = dict(graph.buffers)
     nodes: list[Node] = []
-    sums: dict[Expr, _Cut] = {}  # sums that were cut, by what they add up in the first stage
-    maxima: dict[str, tuple[LoopNest, _Cut]] = {}  # reductions that were cut, by their buffers
+    sums: dict[Expr, Cut] = {}  # sums that were cut, by what they add up in the first stage
+    maxima: dict[str, tuple[LoopNest, Cut]] = {}  # reductions that were cut, by their buffers
     twice = _read_twice(graph)
     reduced: set[str] = set()  # one result a row, and what is computed of such alone
     for node in graph.nodes:
@@ -48,7 +48,7 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         rule = options.target_of(buffers[node.buffer].device).scheduling.split
         by_rows = _whole_rows(node, rule, reduced)
         if by_rows is not None:
-            nodes += _two_stages(graph.builder, node, by_rows, buffers)
+            nodes += two_stages(graph.builder, node, by_rows, buffers)
             continue
         if node.reduction is not None or _of_rows(node, reduced, buffers):
             reduced.add(node.buffer)
@@ -57,11 +57,14 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         pieces_to_keep = node.body in twice and _exceeds_cache(node, rule, buffers)
         short = _short_loop(node, rule, buffers)
         wants = pieces_to_keep or short is not None or _wants_split(node, rule)
+        if wants and node.with_index:
+            nodes += split_position(graph.builder, node, _wanted_parts(node, rule), buffers)
+            continue
         cut = _cut(graph.builder, node, rule, pieces_to_keep, short) if wants else None
         if cut is None:
             nodes.append(node)
             continue
-        pieces = _two_stages(graph.builder, node, cut, buffers)
+        pieces = two_stages(graph.builder, node, cut, buffers)
         nodes += (
             _about_own_means(graph.builder, cut, sums, *pieces)
             or _about_own_maxima(graph.builder, cut, maxima, *pieces, node.body)
@@ -80,11 +83,11 @@ def _of_rows(nest: LoopNest, reduced: set[str], buffers: Mapping[str, Buffer]) -
     return bool(found) and buffers[nest.buffer].nbytes <= 2 * max(found)
 
 
-def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> _Cut | None:
+def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> Cut | None:
     """A reduction over all elements of some rows, of each of which it needs a result, as a loss
     that is made of a softmax is: cut into its rows, so that it is computed where the row's results
     are."""
-    if not _wants_split(nest, rule):
+    if nest.with_index or not _wants_split(nest, rule):
         return None
     outer: set[Var] | None = None
     for load in nest.loads:
@@ -100,11 +103,11 @@ def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> _Cut | No
     )
     many = rule.enough_tasks <= prod(v.size for v in rows) <= MAX_ROWS
     along = any(load.index.coefficient(v) == 1 for load in nest.loads for v in rest)
-    return _Cut(nest, rows, rest) if rest and many and along else None
+    return Cut(nest, rows, rest) if rest and many and along else None
 
 
 def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
-    if nest.reduction is None or not nest.reduction.can_split:
+    if nest.reduction is None:
         return False
     if nest.is_symbolic:
         return False  # the pieces' sizes would have to be known
@@ -167,30 +170,20 @@ def contiguous_in_rows(nest: LoopNest) -> bool:
     return bool(nest.rows) and not along
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """A reduction whose loops are cut: `outer` are the pieces, `rest` runs through one of them;
-    `even` if all pieces have as many elements."""
-
-    whole: LoopNest
-    outer: tuple[Var, ...]
-    rest: tuple[Var, ...]
-    even: bool = True
-
-    @property
-    def parts(self) -> str:
-        """The buffer of the pieces' results."""
-        return f"{self.whole.buffer}_parts"
+def _wanted_parts(nest: LoopNest, rule: SplitRule) -> int:
+    """How many pieces of each result give enough parallel work."""
+    piece = rule.pieces(contiguous_in_rows(nest)).piece
+    return min(rule.aim // _tasks(nest, rule), nest.iterations // nest.points // piece, MAX_PARTS)
 
 
 def _cut(
     builder: Builder, nest: LoopNest, rule: SplitRule, keep: bool, short: Var | None
-) -> _Cut | None:
+) -> Cut | None:
     """With `keep`, into pieces of as many elements as are kept; `short` is a loop to be cut off
     whole."""
     per_result = nest.iterations // nest.points
     pieces_of = rule.pieces(contiguous_in_rows(nest))
-    wanted = min(rule.aim // _tasks(nest, rule), per_result // pieces_of.piece, MAX_PARTS)
+    wanted = _wanted_parts(nest, rule)
     if keep and pieces_of.kept is not None:
         wanted = max(wanted, min(-(-per_result // pieces_of.kept), 4 * MAX_PARTS))
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
@@ -207,7 +200,7 @@ def _cut(
     for v in order:
         if parts >= wanted:
             break
-        share = _divisor(v.size, -(-wanted // parts))
+        share = divisor(v.size, -(-wanted // parts))
         if share == 1:
             if rule.outermost and parts == 1 and v.size >= 2 * wanted:
                 break  # unevenly, rather than a loop inside of it
@@ -224,60 +217,23 @@ def _cut(
     indices = {v: piece_index(p) for v, p in pieces.items()}
     whole = replace_vars(builder, nest, pieces, indices)
     rest = tuple(v for v in whole.reduce_vars if v not in outer)
-    return _Cut(whole, tuple(outer), rest)
+    return Cut(whole, tuple(outer), rest)
 
 
 def _cut_unevenly(
     builder: Builder, nest: LoopNest, order: Sequence[Var], wanted: int, rule: SplitRule
-) -> _Cut | None:
-    """Pieces of equal size but for the last, whose surplus elements are masked. `order` has the
-    reduced variables, outermost in memory first."""
+) -> Cut | None:
+    """Into pieces of equal size but for the last. `order` has the reduced variables, outermost in
+    memory first."""
     long = [v for v in order if v.size >= 2 * wanted]
-    if nest.reduction is None or not long:
+    if not long:
         return None
     v = long[0] if rule.outermost else max(nest.reduce_vars, key=lambda v: v.size)
-    length = -(-v.size // wanted)
-    if length >= 4 * EVEN_LENGTH:  # only the last piece has elements that fill no vector
-        length = -(-length // EVEN_LENGTH) * EVEN_LENGTH
-    next_id = 1 + max(w.id for w in (*nest.vars, *nest.reduce_vars))
-    big, small = Var(next_id, -(-v.size // length)), Var(next_id + 1, length)
-    at = variable(big) * length + variable(small)
-    indices = {w: variable(w) for w in (*nest.vars, *nest.reduce_vars)}
-    indices[v] = at
-    pieces: dict[Var, tuple[Var, ...]] = {w: (w,) for w in indices}
-    pieces[v] = (big, small)
-    whole = replace_vars(builder, nest, pieces, indices)
-    inside = builder.apply("lt", [builder.index_value(at), builder.constant(v.size, torch.int64)])
-    body = mask_loads(builder, whole.body, inside)
-    neutral = builder.constant(nest.reduction.identity(body.dtype), body.dtype)
-    whole = replace(whole, body=builder.apply("where", [inside, body, neutral]))
-    rest = tuple(w for w in whole.reduce_vars if w is not big and w != big)
-    return _Cut(whole, (big,), rest, even=False)
-
-
-def _two_stages(
-    builder: Builder, nest: LoopNest, cut: _Cut, buffers: dict[str, Buffer]
-) -> tuple[LoopNest, LoopNest]:
-    target = buffers[nest.buffer]
-    results = prod(v.size for v in nest.vars)
-    parts = prod(v.size for v in cut.outer)
-    dtype = nest.body.dtype
-    buffers[cut.parts] = Buffer(cut.parts, dtype, target.device, (parts, results), (results, 1))
-    row = linear([variable(v) for v in cut.outer], _row_major(cut.outer))
-    column = linear([variable(v) for v in nest.vars], _row_major(nest.vars))
-    address = row * results + column
-    first = replace(
-        cut.whole, buffer=cut.parts, vars=(*cut.outer, *nest.vars), reduce_vars=cut.rest,
-        index=address, origin=f"{nest.origin}_parts",
-    )  # fmt: skip
-    if not cut.rest:
-        first = replace(first, reduction=None)
-    body = builder.load(cut.parts, address, dtype)
-    return first, replace(nest, reduce_vars=cut.outer, body=body)
+    return cut_unevenly(builder, nest, v, wanted)
 
 
 def _about_own_means(
-    builder: Builder, cut: _Cut, sums: Mapping[Expr, _Cut], first: LoopNest, second: LoopNest
+    builder: Builder, cut: Cut, sums: Mapping[Expr, Cut], first: LoopNest, second: LoopNest
 ) -> tuple[LoopNest, LoopNest] | None:
     """The stages of a sum of `(x - mean) ** 2` whose pieces do not wait for the mean, if the sums
     of x are cut in the same way: of n elements of a piece that add up to `s`,
@@ -304,7 +260,7 @@ def _about_own_means(
 
 
 def _as_its_maximum(
-    builder: Builder, nest: LoopNest, maxima: Mapping[str, tuple[LoopNest, _Cut]]
+    builder: Builder, nest: LoopNest, maxima: Mapping[str, tuple[LoopNest, Cut]]
 ) -> LoopNest:
     """A sum in the variables of the maximum that it reads, if it goes through as many elements."""
     for name in sorted(nest.reads() & maxima.keys()):
@@ -319,8 +275,8 @@ def _as_its_maximum(
 
 def _about_own_maxima(
     builder: Builder,
-    cut: _Cut,
-    maxima: Mapping[str, tuple[LoopNest, _Cut]],
+    cut: Cut,
+    maxima: Mapping[str, tuple[LoopNest, Cut]],
     first: LoopNest,
     second: LoopNest,
     body: Expr,
@@ -376,24 +332,6 @@ def _distance(nest: LoopNest) -> tuple[Expr, Expr] | None:
     return (x, mean) if pieces & ~rows == 0 and x.dtype.is_floating_point else None
 
 
-def _row_major(variables: tuple[Var, ...]) -> list[int]:
-    strides: list[int] = []
-    step = 1
-    for v in reversed(variables):
-        strides.insert(0, step)
-        step *= v.size
-    return strides
-
-
 def _largest_stride(nest: LoopNest, var: Var) -> int:
     found = [load.index.coefficient(var) or 0 for load in nest.loads]
     return max((abs(s) for s in found), default=0)
-
-
-def _divisor(size: int, wanted: int) -> int:
-    """All of `size` if it is at most `wanted`; else the divisor nearest to `wanted` (as a ratio)
-    within a factor of 4, else 1."""
-    if size <= wanted:
-        return size
-    near = (n for n in range(-(-wanted // 4), 4 * wanted + 1) if size % n == 0)
-    return min(near, key=lambda n: max(n / wanted, wanted / n), default=1)

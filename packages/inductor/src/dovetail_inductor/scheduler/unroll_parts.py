@@ -98,11 +98,7 @@ def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
         if nest.scatter is not None:
             return False
         if var in nest.reduce_vars:
-            if (
-                nest.reduction is None
-                or not nest.reduction.can_split
-                or not nest.body.dtype.is_floating_point
-            ):
+            if nest.reduction is None or nest.with_index or not nest.body.dtype.is_floating_point:
                 return False
         elif var in nest.vars:
             read = any(nest.buffer in other.reads() for other in kernel.nests)
