@@ -34,7 +34,11 @@ def has_own_tests(card: Card) -> bool:
 
 
 ALL_FORMS = {name: (card, form) for name, card, form in catalog.forms() if lookup(name)}
-FORMS = {name: own for name, own in ALL_FORMS.items() if not has_own_tests(own[0])}
+FORMS = {
+    name: (card, form)
+    for name, (card, form) in ALL_FORMS.items()
+    if not has_own_tests(card) and not form.library
+}
 SOURCE = Path(catalog.__file__).parents[1]
 
 

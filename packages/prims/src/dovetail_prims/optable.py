@@ -32,10 +32,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Creation", opsets.CREATION),
     ("Kept whole: library kernels and samplers", opsets.EXTERN),
 )
-MEANINGS = {
-    "_to_copy": "x in another dtype",
-    "clone": "x in memory of its own, in a given order",
-}  # fmt: skip
 
 
 def _by_name(table: Mapping[OpOverload, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -62,8 +58,7 @@ def meaning(name: str) -> str:
     entry = _by_name(prims_table()).get(name)
     if entry is not None and _says(entry):
         return _says(entry)
-    text = MEANINGS.get(name.split(".")[0], "")
-    return text or "PyTorch's own kernel"
+    return "PyTorch's own kernel"
 
 
 # --- what an entry calls --------------------------------------------------------------------------

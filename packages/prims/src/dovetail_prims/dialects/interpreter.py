@@ -59,10 +59,6 @@ def _to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> 
     return torch.ops.aten._to_copy.default(x, dtype=dtype, **options)  # type: ignore[no-any-return]
 
 
-def _clone(x: Tensor, *, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
-    return x.clone(memory_format=memory_format)
-
-
 def _pointwise(card: Card) -> Callable[..., Tensor]:
     if card.arity == 1:
         return _unary(card.reference(), card.result is Result.FLOAT)
@@ -73,11 +69,10 @@ RULES: dict[str, Callable[..., Any]] = {
     **{
         name: _pointwise(card) if card.kind is Kind.POINTWISE else card.reference()
         for name, card, form in catalog.forms()
-        if form.dialect is Dialect.PRIMS and card.kind is not Kind.LIBRARY
+        if form.dialect is Dialect.PRIMS and card.kind is not Kind.LIBRARY and not form.library
     },
     "where.self": _where,
     "_to_copy.default": _to_copy,
-    "clone.default": _clone,
 }
 # Size arithmetic and the parts of a multiple result may stand in any dialect.
 PYTHON = {

@@ -1,5 +1,5 @@
 """The op sets of the dialects, as plain tables: the contract between whoever makes graphs and
-whoever compiles them. Those of pointwise operators are read off their cards.
+whoever compiles them. All are read off the cards.
 
 Names are `<aten op>.<overload>`. In CORE_ATEN a binary pointwise op takes a tensor or a Python
 number on either side (`aten.add.Tensor(x, 2.0)`), so the `.Scalar` overloads are not in the set.
@@ -22,7 +22,7 @@ SCALAR_FORMS = catalog.scalar_forms()
 # where.self takes numbers for its branches too; _to_copy carries dtype only (a change of device
 # stays an extern call), with a layout where its rounding may be left out; clone carries
 # memory_format.
-POINTWISE_OTHER = (*catalog.in_core(3), "_to_copy.default", "clone.default")
+POINTWISE_OTHER = (*catalog.in_core(3), *catalog.in_core_of_kind(Kind.MOVED))
 
 REDUCTION = catalog.in_core_of_kind(Kind.REDUCTION)
 SCAN = catalog.in_core_of_kind(Kind.SCAN)
@@ -33,17 +33,7 @@ INDEXING = catalog.in_core_of_kind(Kind.INDEXING)
 CREATION = catalog.in_core_of_kind(Kind.CREATION)
 
 # Never decomposed: library kernels, and samplers that draw eager's very numbers.
-EXTERN = (
-    "rand.default", "randn.default", "logcumsumexp.default", "view.dtype", "bernoulli.Tensor",
-    "avg_pool3d.default", "avg_pool3d_backward.default", "adaptive_max_pool2d.default",
-    "adaptive_max_pool2d_backward.default", "adaptive_max_pool3d.default",
-    "adaptive_max_pool3d_backward.default", "_adaptive_avg_pool3d.default",
-    "_adaptive_avg_pool3d_backward.default", "median.default", "median.dim", "nanmedian.default",
-    "nanmedian.dim", "kthvalue.default", "mode.default", "searchsorted.Scalar", "bucketize.Scalar",
-    "histc.default", "_embedding_bag_dense_backward.default", "hash_tensor.default",
-    "_int_mm.default", "_assert_async.msg",
-    *catalog.in_core_of_kind(Kind.LIBRARY),
-)  # fmt: skip
+EXTERN = catalog.in_core_of_kind(Kind.LIBRARY)
 
 CORE_ATEN = (
     POINTWISE_UNARY + POINTWISE_BINARY + tuple(SCALAR_FORMS) + POINTWISE_OTHER + REDUCTION + SCAN

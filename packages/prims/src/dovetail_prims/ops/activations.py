@@ -21,7 +21,6 @@ from dovetail_prims.ops.common import (
     wrap,
 )
 from dovetail_prims.ops.common import where as where_of_tensors
-from dovetail_prims.ops.losses import of_one_kind
 from dovetail_prims.ops.values import (
     Value,
     erf,
@@ -49,6 +48,7 @@ from dovetail_prims.shape_rules.cpu_kernels import of_cpu
 from dovetail_prims.shape_rules.layout import fresh, insisted, pointwise_out, wrap_dim
 from dovetail_prims.shape_rules.parts import slice_
 from dovetail_prims.shape_rules.pointwise import binary, float_result, like_operand, same_dtype
+from dovetail_prims.shape_rules.promotion import of_one_kind
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)

@@ -58,9 +58,10 @@ class Form:
     `dialect` is the narrowest that keeps it. `to_core` decomposes it to CORE_ATEN, `to_prims` to
     PRIMS; that of a form that PRIMS keeps puts its operands in order (of a pointwise operator None:
     in the way that follows from the card's `Result`). Without a `shape` PyTorch's meta kernel
-    answers. `requires`: what eager insists on of arguments, of the form in place,
-    too. `of_complex`: `to_core` is right for complex numbers, too (of an operator that
-    looks at no element it always is).
+    answers. `requires`: what eager insists on of arguments, of the form in place, too.
+    `of_complex`: `to_core` is right for complex numbers, too (of an operator that looks at no
+    element it always is). `library`: PyTorch's kernel computes it in PRIMS, too, whatever the
+    card's kind.
     """
 
     overload: str
@@ -71,6 +72,7 @@ class Form:
     requires: tuple[Requirement, ...] = ()
     says: str = ""  # (the card's, unless given)
     of_complex: bool = False
+    library: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +225,7 @@ def kept(
     overload: str, shape: ShapeRule | None = None, decomposition: Callable[..., Any] | None = None
 ) -> Form:
     """One more overload that PRIMS leaves to PyTorch's kernel."""
-    return Form(overload, Dialect.PRIMS, shape, decomposition)
+    return Form(overload, Dialect.PRIMS, shape, decomposition, library=True)
 
 
 def reduction(

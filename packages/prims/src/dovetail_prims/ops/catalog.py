@@ -119,8 +119,12 @@ def in_core(arity: int) -> tuple[str, ...]:
 
 def in_core_of_kind(kind: Kind) -> tuple[str, ...]:
     """The overloads of operators of a kind that CORE_ATEN keeps."""
-    cards = tuple(card for card in CARDS if card.kind is kind)
-    return tuple(name for name, _, form in forms(cards) if form.dialect is not Dialect.ATEN)
+    return tuple(
+        name
+        for name, card, form in forms()
+        if form.dialect is not Dialect.ATEN
+        and (Kind.LIBRARY if form.library else card.kind) is kind
+    )
 
 
 def only_in_core() -> tuple[str, ...]:

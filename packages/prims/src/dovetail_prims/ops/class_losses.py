@@ -25,10 +25,10 @@ from dovetail_prims.ops.common import (
     wide,
 )
 from dovetail_prims.ops.data_dependent import fresh_like
-from dovetail_prims.ops.losses import alike, comes_from, mean_scale, of_one_kind
+from dovetail_prims.ops.losses import alike, comes_from, mean_scale
 from dovetail_prims.ops.norms import like_contiguous
 from dovetail_prims.shape_rules.layout import equal_sizes, fresh, has_zero, insisted, pointwise_out
-from dovetail_prims.shape_rules.promotion import name_in_kernels
+from dovetail_prims.shape_rules.promotion import name_in_kernels, of_one_kind
 from dovetail_prims.sizes.data_sizes import new_size
 
 # --- shapes ---------------------------------------------------------------------------------------

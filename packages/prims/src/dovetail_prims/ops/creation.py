@@ -312,6 +312,12 @@ def _filling(name: str, value: Number) -> tuple[Card, ...]:
     )
 
 
+_WINDOWS = {
+    **dict.fromkeys(("bartlett_window", "blackman_window", "hann_window"), ("periodic",)),
+    "kaiser_window": ("periodic", "beta"),
+    "hamming_window": ("periodic", "periodic_alpha", "periodic_alpha_beta"),
+}
+
 CARDS = (
     _creation("full", "a number everywhere",
               Form("default", _PRIMS, rules.full, to_prims=full_in_prims), meaning=full_of),
@@ -341,5 +347,7 @@ CARDS = (
               in_place=("default",)),
     _creation("triu", "0 below the diagonal", also("default", indexing.triangle, triu),
               in_place=("default",)),
+    *(composed(name, rules.window, None, *(also(form, rules.window) for form in forms))
+      for name, forms in _WINDOWS.items()),
     composed("empty_permuted", None, empty_permuted, kind=Kind.CREATION),
 )  # fmt: skip

@@ -129,6 +129,7 @@ CARDS = (
     composed("nonzero", nonzero),
     composed("masked_select", masked_select),
     library("repeat_interleave", repeat_interleave, overload="Tensor"),
+    library("_assert_async", overload="msg"),
     composed("bincount", bincount),
     composed("_local_scalar_dense", item),
     composed("_unique2", unique2),

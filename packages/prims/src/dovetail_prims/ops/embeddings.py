@@ -317,6 +317,7 @@ CARDS = (
         embedding_bag_forward_only_shape,
         of_known_sizes(embedding_bag_forward_only),
     ),
+    library("_embedding_bag_dense_backward"),
     composed("_embedding_bag_backward", None, embedding_bag_backward),
     composed("_embedding_bag_per_sample_weights_backward", None, per_sample_weights_backward),
 )

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.graphs.node_error import Refusal
-from dovetail_prims.ops.card import Kind, also, composed, library
+from dovetail_prims.ops.card import Dialect, Form, Kind, also, composed, library, moved
 from dovetail_prims.ops.common import Number, aten, cast, contiguous, where
+from dovetail_prims.shape_rules import copies, parts
 from dovetail_prims.shape_rules.conversions import always_converts, limits, overflow_message
 from dovetail_prims.shape_rules.layout import broadcast, empty_like_strides, equal_sizes, fresh
 from dovetail_prims.shape_rules.pointwise import in_place, like_operand
@@ -127,5 +128,14 @@ CARDS = (
     composed("zero", None, zero, kind=Kind.MOVED),
     composed("zero_", _zeroed),
     library("copy", copy),
+    moved(
+        "clone",
+        "x in memory of its own, in a given order",
+        Form("default", Dialect.PRIMS, copies.clone),
+    ),
+    moved("_to_copy", "x in another dtype", Form("default", Dialect.PRIMS, copies.to_copy)),
+    composed("contiguous", copies.contiguous_op),
+    composed("select_copy", copies.copying(parts.select), overload="int"),
+    composed("slice_copy", copies.copying(parts.slice_), overload="Tensor"),
     composed("copy_", in_place),
 )

@@ -28,7 +28,7 @@ from dovetail_prims.shape_rules.layout import (
     fresh,
     pointwise_out,
 )
-from dovetail_prims.shape_rules.promotion import FLOATING, promote
+from dovetail_prims.shape_rules.promotion import of_one_kind, promote
 
 # --- shapes ---------------------------------------------------------------------------------------
 
@@ -54,13 +54,6 @@ def huber_loss_shape(
     if not equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
         return NotImplemented  # type: ignore[no-any-return]
     return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
-
-
-def of_one_kind(*tensors: FakeTensor | None) -> bool:
-    """Whether all are of one floating dtype and on one device."""
-    given = [t for t in tensors if t is not None]
-    dtype, device = given[0]._dtype, given[0]._device
-    return dtype in FLOATING and all(t._dtype is dtype and t._device == device for t in given)
 
 
 def alike(*tensors: FakeTensor | None) -> bool:

@@ -10,10 +10,9 @@ from torch import Tensor
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import composed, library
 from dovetail_prims.ops.common import Number, aten, cast, promoted_together, reshape, times, wide
-from dovetail_prims.ops.losses import of_one_kind
 from dovetail_prims.ops.operands import laid_out_by
 from dovetail_prims.shape_rules.layout import broadcast, equal_sizes, fresh, is_canonical
-from dovetail_prims.shape_rules.promotion import common_device
+from dovetail_prims.shape_rules.promotion import common_device, of_one_kind
 
 # --- shapes ---------------------------------------------------------------------------------------
 
@@ -235,6 +234,7 @@ def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 
 CARDS = (
     library("mm", mm),
+    library("_int_mm"),
     library("addmm", addmm),
     library("bmm", bmm),
     library("baddbmm", baddbmm),

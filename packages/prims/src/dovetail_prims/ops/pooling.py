@@ -226,6 +226,16 @@ CARDS = (
     library("avg_pool2d_backward", max_pool2d_backward),
     library("_adaptive_avg_pool2d", adaptive_avg_pool2d),
     library("_adaptive_avg_pool2d_backward", adaptive_avg_pool2d_backward),
+    *(
+        library(f"{name}{backward}")
+        for name in (
+            "avg_pool3d",
+            "adaptive_max_pool2d",
+            "adaptive_max_pool3d",
+            "_adaptive_avg_pool3d",
+        )
+        for backward in ("", "_backward")
+    ),
     composed("max_unpool2d", max_unpool2d_shape, max_unpool2d),
     composed("fractional_max_pool2d_backward", fractional_pool_backward),
     composed("fractional_max_pool3d_backward", fractional_pool_backward),

@@ -102,13 +102,12 @@ def randint(
 # --- cards ----------------------------------------------------------------------------------------
 
 CARDS = (
-    composed("rand", with_generator, overload="generator"),
-    composed("randn", with_generator, overload="generator"),
+    *(library(name, empty, None, also("generator", with_generator)) for name in ("rand", "randn")),
     library(
         "randint", randint_shape, None, also("default", randint_shape, randint), overload="low"
     ),
     library("randperm", randperm),
-    library("bernoulli", bernoulli, None, kept("p", bernoulli)),
+    library("bernoulli", bernoulli, None, kept("p", bernoulli), kept("Tensor")),
     library("normal_functional", sample_like),
     library(
         "normal",

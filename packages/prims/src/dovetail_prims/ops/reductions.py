@@ -12,7 +12,17 @@ from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops import reductions_in_prims as prims
-from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, composed, reduction
+from dovetail_prims.ops.card import (
+    Card,
+    Dialect,
+    Form,
+    Kind,
+    also,
+    composed,
+    kept,
+    library,
+    reduction,
+)
 from dovetail_prims.ops.common import (
     Number,
     aten,
@@ -344,6 +354,10 @@ CARDS = (
               also("dim_IntList", count_nonzero_shape, count_nonzero_dims)),
     reduction("trace", "sum of the diagonal",
               Form("default", _ATEN, None, trace, of_complex=True)),
+    library("hash_tensor", rules.hash_tensor),
+    library("logcumsumexp"),
+    library("histc"),
+    *(library(name, None, None, kept("dim")) for name in ("median", "nanmedian")),
     composed("_is_all_true", truth_of_all, is_all_true),
     composed("_is_any_true", truth_of_all, is_any_true),
     composed("histogram", histogram, None, also("bins_tensor", histogram), overload="bin_ct"),

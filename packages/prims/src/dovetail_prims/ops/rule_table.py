@@ -14,15 +14,10 @@ from dovetail_prims.fake import fake_queries
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.ops import catalog
 from dovetail_prims.shape_rules import (
-    copies,
     dtype_checks,
-    factories,
-    indexing,
     lists,
     out_layouts,
     overlap_checks,
-    reductions,
-    views,
 )
 from dovetail_prims.shape_rules.argument_checks import (
     index_requirements,
@@ -68,11 +63,6 @@ def default_rules() -> RuleTable:
     """All our rules, by op name (`aten.add.Tensor`)."""
     tables = (
         catalog.shape_rules,
-        views.rules,
-        copies.rules,
-        reductions.rules,
-        indexing.rules,
-        factories.rules,
         fake_queries.rules,
     )
     by_name: dict[str, ShapeRule] = {}

@@ -136,10 +136,14 @@ CARDS = (
     library("cummin", cumulative_with_index),
     library("sort", sort, None, kept("stable", sort_stable)),
     library("topk", topk),
-    composed(
-        "searchsorted", None, made_for("searchsorted.Tensor", searchsorted), overload="Tensor"
+    library("kthvalue"),
+    library("mode"),
+    *(
+        composed(
+            name, None, made_for(f"{name}.Tensor", function), kept("Scalar"), overload="Tensor"
+        )
+        for name, function in (("searchsorted", searchsorted), ("bucketize", bucketize))
     ),
-    composed("bucketize", None, made_for("bucketize.Tensor", bucketize), overload="Tensor"),
     composed(
         "isin", isin_shape, isin, also("Tensor_Scalar", None, isin_number), overload="Tensor_Tensor"
     ),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import ShapeRule
-from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, moved, moving
+from dovetail_prims.ops.card import Card, Dialect, Form, Kind, also, composed, kept, moved, moving
 from dovetail_prims.ops.common import (
     aten,
     format_on_cpu,
@@ -334,7 +334,8 @@ def _kept(name: str, says: str, shape: ShapeRule, in_place: tuple[str, ...] = ()
 
 
 CARDS = (
-    _kept("view", "the elements in row-major order, in another shape", rules.view),
+    moving("view", "the elements in row-major order, in another shape",
+           Form("default", _PRIMS, rules.view), kept("dtype", rules.view_dtype)),
     _kept("permute", "dimensions reordered", rules.permute),
     _kept("expand", "dimensions of size 1 repeated without a copy", rules.expand),
     moving("slice", "every step-th element from start to end",
@@ -364,6 +365,7 @@ CARDS = (
     moving("unsafe_split_with_sizes", "pieces", also("default", None, split_with_sizes)),
     moving("unbind", "all slices", also("int", parts.unbind, unbind)),
     moving("detach", "the same tensor", also("default", rules.alias, alias)),
+    composed("detach_", indexing.first_argument),
     moving("lift_fresh", "the same tensor", also("default", rules.lift, alias)),
     moving("lift", "the same tensor", also("default", None, alias)),
     moved("lift_fresh_copy", "a copy", also("default", None, clone)),
@@ -385,9 +387,7 @@ CARDS = (
     moved("block_diag", "matrices along the diagonal",
           also("default", block_diagonal_shape, block_diag)),
     moved("_chunk_cat", "chunks, one after the other", also("default", None, chunk_cat)),
-    _copied("alias", "default"),
-    _copied("as_strided", "default"),
-    _copied("diagonal", "default"),
+    *(_copied(view, "default") for view in ("alias", "as_strided", "diagonal")),
     _copied("expand", "default", shape=rules.expand),
     _copied("permute", "default", shape=rules.permute),
     _copied("split_with_sizes", "default"),

@@ -11,9 +11,9 @@ from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.activations_backward import _Results
 from dovetail_prims.ops.card import composed
 from dovetail_prims.ops.common import Number, aten, cast, contiguous, where, wide, wrap
-from dovetail_prims.ops.losses import of_one_kind
 from dovetail_prims.ops.reductions import linalg_vector_norm
 from dovetail_prims.shape_rules.layout import fresh, is_canonical, wrap_dim
+from dovetail_prims.shape_rules.promotion import of_one_kind
 
 # --- shapes ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from dovetail_prims.shape_rules.layout import (
     is_channels_last,
     is_contiguous,
 )
-from dovetail_prims.shape_rules.parts import select, slice_
 from dovetail_prims.shape_rules.views import (
     resolve_view_size,
 )
@@ -92,14 +91,3 @@ def copying(view_rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
         return fresh(seen._sizes, seen._dtype, seen._device)
 
     return rule
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    return {
-        "clone.default": clone,
-        "_to_copy.default": to_copy,
-        "contiguous.default": contiguous_op,
-        "select_copy.int": copying(select),
-        "slice_copy.Tensor": copying(slice_),
-    }

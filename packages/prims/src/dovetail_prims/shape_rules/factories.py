@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -191,21 +191,3 @@ def window(
     if type(window_length) is not int or window_length < 0 or not floating:
         return NotImplemented
     return empty((window_length,), dtype=dtype, **options)
-
-
-_WINDOWS = {
-    "bartlett_window": (), "blackman_window": (), "hann_window": (), "kaiser_window": ("beta",),
-    "hamming_window": ("periodic_alpha", "periodic_alpha_beta"),
-}  # fmt: skip
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """The table of this family."""
-    table: dict[str, Callable[..., Any]] = {
-        "rand.default": empty,
-        "randn.default": empty,
-    }
-    for name, overloads in _WINDOWS.items():
-        for overload in ("default", "periodic", *overloads):
-            table[f"{name}.{overload}"] = window
-    return table

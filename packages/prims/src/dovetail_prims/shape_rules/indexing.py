@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor, Size, Sizes, make
-from dovetail_prims.ops.embeddings import embedding_backward
-from dovetail_prims.ops.losses import of_one_kind
 from dovetail_prims.shape_rules.layout import (
     broadcast,
     channels_last,
@@ -26,7 +24,7 @@ from dovetail_prims.shape_rules.layout import (
     suggests_channels_last,
     wrap_dim,
 )
-from dovetail_prims.shape_rules.promotion import common_device, promote
+from dovetail_prims.shape_rules.promotion import common_device, of_one_kind, promote
 from dovetail_prims.shape_rules.views import unsqueeze, view, view_strides
 from dovetail_prims.sizes.data_sizes import new_size
 
@@ -343,8 +341,3 @@ def block_diagonal(tensors: Sequence[FakeTensor]) -> FakeTensor:
     for t in tensors:
         rows, columns = rows + t._sizes[0], columns + t._sizes[1]
     return fresh((rows, columns), tensors[0]._dtype, tensors[0]._device)
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """Of gradients. (Those of other indexing stand on their cards.)"""
-    return {"embedding_dense_backward.default": embedding_backward}

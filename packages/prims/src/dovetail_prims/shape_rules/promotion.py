@@ -49,6 +49,13 @@ def check_cast(source: torch.dtype, target: torch.dtype) -> None:
         )
 
 
+def of_one_kind(*tensors: FakeTensor | None) -> bool:
+    """Whether all are of one floating dtype and on one device."""
+    given = [t for t in tensors if t is not None]
+    dtype, device = given[0]._dtype, given[0]._device
+    return dtype in FLOATING and all(t._dtype is dtype and t._device == device for t in given)
+
+
 def common_device(tensors: Iterable[FakeTensor]) -> torch.device:
     """The device of the result: a 0-dim CPU tensor follows the others."""
     device: torch.device | None = None

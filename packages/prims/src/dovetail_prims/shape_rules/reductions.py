@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -175,10 +175,3 @@ def cumulative(x: FakeTensor, dim: int, *, dtype: Any = None) -> FakeTensor:
     """`cumsum`, `cumprod`."""
     wrap_dim(dim, len(x._sizes))
     return fresh(x._sizes, _sum_dtype(x, dtype), x._device)
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """Of softmax, sorting and the like. (Those of reductions stand on their cards.)"""
-    return {
-        "hash_tensor.default": hash_tensor,
-    }

@@ -335,8 +335,3 @@ def becoming(rule: Callable[..., FakeTensor]) -> Callable[..., FakeTensor]:
 def reshape_alias(x: FakeTensor, size: Any, stride: Any) -> FakeTensor:
     """A view that `reshape` makes."""
     return as_strided(x, size, stride)
-
-
-def rules() -> dict[str, Callable[..., Any]]:
-    """Of views of other dtypes. (Those of other views stand on their cards.)"""
-    return {"detach_.default": lambda x: x, "view.dtype": view_dtype}
