@@ -264,6 +264,34 @@ def test_triton_kernels_of_symbolic_sizes_compile_for_an_h100(build_for_h100: An
     build_for_h100(kernels)
 
 
+LONG_ROWS: dict[str, Callable[..., Tensor]] = {
+    "sum": lambda x: x.sum(),
+    "of rows": lambda x: x.sum(1),
+    "largest": lambda x: x.amax(1),
+    "columns": lambda x: x.sum(0),
+    "any": lambda x: (x > 3).any(),
+    "mean": lambda x: (x * 2).mean(),
+    "spread": lambda x: ((x - x.mean(1, keepdim=True)) ** 2).sum(1),
+    "softmax": lambda x: x.softmax(1),
+    "squares": lambda x: (x * x).sum(1, keepdim=True).sqrt() + x,
+}
+
+
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_few_long_rows_of_symbolic_sizes_are_cut(name: str, build_for_h100: Any) -> None:
+    """Into as many pieces as the compiled call wants, whatever is in them in other calls."""
+    fn = LONG_ROWS[name]
+    example = (300_000, 2) if name == "columns" else (2, 300_000)
+    plan = compile_graph(traced(fn, [torch.zeros(example)]), options=GPU)
+    launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
+    assert len(launches) >= 2
+    run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
+    for shape in [(2, 3), (3, 1000), (5, 20_011), (2, 70_000)]:
+        x = torch.randn(shape[::-1] if name == "columns" else shape)
+        torch.testing.assert_close(run(x)[0], fn(x), atol=1e-3, rtol=1e-4)
+    build_for_h100([k for k in plan.kernels if isinstance(k, TritonKernel)])
+
+
 def test_floor_division_of_negative_numbers() -> None:
     def fn(x: Tensor) -> Tensor:
         return x * ((3 - x.shape[0]) // 2) + (3 - x.shape[1]) % 4

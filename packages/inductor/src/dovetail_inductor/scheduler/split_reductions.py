@@ -20,6 +20,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, Load, walk
 from dovetail_inductor.loop_ir.index import Var, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
+from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
 from dovetail_inductor.scheduler.split_positions import split_position
@@ -45,7 +46,8 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         if not isinstance(node, LoopNest):
             nodes.append(node)
             continue
-        rule = options.target_of(buffers[node.buffer].device).scheduling.split
+        scheduling = options.target_of(buffers[node.buffer].device).scheduling
+        rule = scheduling.split
         by_rows = _whole_rows(node, rule, reduced)
         if by_rows is not None:
             nodes += two_stages(graph.builder, node, by_rows, buffers)
@@ -57,6 +59,8 @@ def split_reductions(graph: LoopGraph, options: InductorOptions) -> LoopGraph:
         pieces_to_keep = node.body in twice and _exceeds_cache(node, rule, buffers)
         short = _short_loop(node, rule, buffers)
         wants = pieces_to_keep or short is not None or _wants_split(node, rule)
+        if node.is_symbolic and (node.with_index or not scheduling.splits_symbolic):
+            wants = False  # positions would need the pieces' sizes
         if wants and node.with_index:
             nodes += split_position(graph.builder, node, _wanted_parts(node, rule), buffers)
             continue
@@ -87,7 +91,7 @@ def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> Cut | Non
     """A reduction over all elements of some rows, of each of which it needs a result, as a loss
     that is made of a softmax is: cut into its rows, so that it is computed where the row's results
     are."""
-    if nest.with_index or not _wants_split(nest, rule):
+    if nest.with_index or nest.is_symbolic or not _wants_split(nest, rule):
         return None
     outer: set[Var] | None = None
     for load in nest.loads:
@@ -109,8 +113,6 @@ def _whole_rows(nest: LoopNest, rule: SplitRule, reduced: set[str]) -> Cut | Non
 def _wants_split(nest: LoopNest, rule: SplitRule) -> bool:
     if nest.reduction is None:
         return False
-    if nest.is_symbolic:
-        return False  # the pieces' sizes would have to be known
     if nest.iterations < rule.elements or _tasks(nest, rule) >= rule.enough_tasks:
         return False
     least = rule.pieces(contiguous_in_rows(nest)).result
@@ -186,6 +188,10 @@ def _cut(
     wanted = _wanted_parts(nest, rule)
     if keep and pieces_of.kept is not None:
         wanted = max(wanted, min(-(-per_result // pieces_of.kept), 4 * MAX_PARTS))
+    if nest.is_symbolic:  # into as many pieces as this call wants, of whatever size
+        longest = max(nest.reduce_vars, key=lambda v: hint_of(v.size))
+        long = hint_of(longest.size) >= 2 * wanted > 2
+        return cut_unevenly(builder, nest, longest, wanted) if long else None
     # Cut the reduced variables, outermost in memory first, into parts and the rest.
     order = sorted(nest.reduce_vars, key=lambda v: -_largest_stride(nest, v))
     parts = 1

@@ -10,6 +10,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Builder, mask_loads
 from dovetail_inductor.loop_ir.index import Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
 
 # Pieces of uneven reductions are multiples of so many elements: four vectors of a CPU.
@@ -44,13 +45,14 @@ def cut_evenly(builder: Builder, nest: LoopNest, v: Var, parts: int) -> Cut:
 
 def cut_unevenly(builder: Builder, nest: LoopNest, v: Var, wanted: int) -> Cut:
     """One reduced variable cut into pieces of equal size but for the last, whose surplus elements
-    are masked."""
+    are masked; where its size is symbolic, as those of more pieces may be."""
     assert nest.reduction is not None
-    length = -(-v.size // wanted)
-    if length >= 4 * EVEN_LENGTH:  # only the last piece has elements that fill no vector
-        length = -(-length // EVEN_LENGTH) * EVEN_LENGTH
+    length = (v.size + wanted - 1) // wanted
+    if hint_of(length) >= 4 * EVEN_LENGTH:  # only the last piece has elements that fill no vector
+        length = (length + EVEN_LENGTH - 1) // EVEN_LENGTH * EVEN_LENGTH
     next_id = 1 + max(w.id for w in (*nest.vars, *nest.reduce_vars))
-    big, small = Var(next_id, -(-v.size // length)), Var(next_id + 1, length)
+    parts = wanted if is_symbolic(v.size) else -(-v.size // length)
+    big, small = Var(next_id, parts), Var(next_id + 1, length)
     at = variable(big) * length + variable(small)
     indices = {w: variable(w) for w in (*nest.vars, *nest.reduce_vars)}
     indices[v] = at

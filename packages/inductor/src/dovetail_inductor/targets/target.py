@@ -161,6 +161,7 @@ class Scheduling:
     """Which kernels are faster together.
 
     split: when a reduction is cut into two stages.
+    splits_symbolic: so is one of symbolic sizes, into masked pieces.
     turns_loops: loops are run backwards to join a kernel that reads a result from its end (else
         those of scans alone are).
     joins_scatters: a kernel may scatter and do other work.
@@ -174,6 +175,7 @@ class Scheduling:
     """
 
     split: SplitRule
+    splits_symbolic: bool
     turns_loops: bool
     joins_scatters: bool
     spreads_points: bool

@@ -58,6 +58,7 @@ LIBRARY = Library(
 )
 SCHEDULING = Scheduling(
     split=SplitRule(16, 64, 1 << 15, Pieces(256, 512), Pieces(256, 512), outermost=True),
+    splits_symbolic=False,
     turns_loops=True,
     joins_scatters=False,
     spreads_points=False,

@@ -65,6 +65,7 @@ SPLIT = SplitRule(
 )  # fmt: skip
 SCHEDULING = Scheduling(
     split=SPLIT,
+    splits_symbolic=True,
     turns_loops=False,
     joins_scatters=True,
     spreads_points=True,
