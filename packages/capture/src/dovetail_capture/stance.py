@@ -6,7 +6,6 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, TypeVar
 
 from dovetail_capture._frame_hook import active, force_eager
@@ -76,6 +75,39 @@ def _enter(stance: _Stance) -> None:
     stance_changed()
 
 
+class _Block:
+    """Something that holds in a `with` block, or (as a decorator) during calls of a function."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def __call__(self, function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return wrapper  # type: ignore[return-value]
+
+
+class _During(_Block):
+    """A stance, asked for when the block begins; then it is as it was before the block."""
+
+    def __init__(self, stance: Callable[[], _Stance]) -> None:
+        self.stance = stance
+        self.before: list[_Stance] = []
+
+    def __enter__(self) -> None:
+        self.before.append(_State.stance)
+        _enter(self.stance())
+
+    def __exit__(self, *raised: object) -> None:
+        _enter(self.before.pop())
+
+
 class set_stance:
     """Set the stance, for good, for a `with` block, or (as a decorator) for calls of a function.
 
@@ -110,30 +142,15 @@ class set_stance:
     def __enter__(self) -> None:
         _enter(self.stance)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _enter(self.before)
 
     def __call__(self, function: F) -> F:
         _enter(self.before)  # a decorator: in force during calls only
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            before = _State.stance
-            _enter(self.stance)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _enter(before)
-
-        return wrapper  # type: ignore[return-value]
+        return _During(lambda: self.stance)(function)
 
 
-class error_on_graph_break:
+class error_on_graph_break(_Block):
     """Within this block (or decorated function) a graph break is an error, or (with False) not,
     where `fullgraph` does not say so already. Unlike `fullgraph` it allows several graphs."""
 
@@ -145,73 +162,18 @@ class error_on_graph_break:
         self.before.append(_State.error_on_graph_break)
         _State.error_on_graph_break = self.flag
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _State.error_on_graph_break = self.before.pop()
-
-    def __call__(self, function: F) -> F:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with error_on_graph_break(self.flag):
-                return function(*args, **kwargs)
-
-        return wrapper  # type: ignore[return-value]
-
-
-class _PriorCode:
-    """The stance "eager_on_recompile" within a `with` block, or during calls of a function."""
-
-    def __init__(self) -> None:
-        self.before: list[_Stance] = []
-
-    def __enter__(self) -> None:
-        self.before.append(_State.stance)
-        _enter(_Stance("eager_on_recompile", _State.stance.backend))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        _enter(self.before.pop())
-
-    def __call__(self, function: F) -> F:
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            with _PriorCode():
-                return function(*args, **kwargs)
-
-        return wrapper  # type: ignore[return-value]
 
 
 def run(fn: Any = None) -> Any:
     """Compile nothing new in calls of `fn`, or in a `with` block: what was compiled is used, and
     calls that fit none of it run uncompiled."""
-    return _PriorCode() if fn is None else _PriorCode()(fn)
-
-
-class _NothingSkipped:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        pass
-
-    def __call__(self, function: F) -> F:
-        return function
+    block = _During(lambda: _Stance("eager_on_recompile", _State.stance.backend))
+    return block if fn is None else block(fn)
 
 
 def dont_skip_tracing(fn: Any = None) -> Any:
     """Look into all functions that captured code calls, in a `with` block or in calls of `fn`.
     That is always so: only frames that Python itself calls, torch's own say, run as they are."""
-    return _NothingSkipped() if fn is None else fn
+    return _Block() if fn is None else fn
