@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, NoReturn
 
@@ -49,7 +49,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.values.truths import Chosen, TruthOf
+from dovetail_capture.interpreter.values.truths import Chosen
 from dovetail_capture.options import CaptureOptions
 
 _DECODED: dict[int, tuple[weakref.ref[CodeType], decoding.DecodedCode]] = {}
@@ -92,11 +92,8 @@ class BytecodeInterpreter(Interpreter):
             return NONE
         return wrapping.wrap(self.session, real, self.session.sources.held(real))
 
-    def constant(self, real: Any) -> Value:
-        return constants.from_python(self, real)
-
-    def set_stand_in_attr(self, cls: type, name: str, value: Value) -> None:
-        library.set_class_attr(self, cls, name, value)
+    constant = constants.from_python
+    set_stand_in_attr = library.set_class_attr
 
     def wrap_class_attr(self, owner: type, name: str, attr: Any) -> Value:
         key = (owner, name)
@@ -111,8 +108,7 @@ class BytecodeInterpreter(Interpreter):
             self.class_attribute_values[key] = known
         return known
 
-    def as_python(self, value: Any) -> Any:
-        return constants.as_python(self, value)
+    as_python = constants.as_python
 
     def native(self, value: Value) -> Value:
         if isinstance(value, ObjectValue) and value.native is not None:
@@ -121,51 +117,29 @@ class BytecodeInterpreter(Interpreter):
 
     # --- exceptions of the program -------------------------------------------------------------
 
-    def raise_exception(self, cls: type, args: list[Value]) -> NoReturn:
-        raising.raise_exception(self, cls, args)
-
-    def raise_error(
-        self, cls: type, text: str, name: str | None = None, obj: Value | None = None
-    ) -> NoReturn:
-        raising.raise_error(self, cls, text, name, obj)
+    raise_exception = raising.raise_exception
+    raise_error = raising.raise_error
 
     def raise_real(self, error: Exception) -> NoReturn:
         raising.raise_exception(self, type(error), [self.constant(arg) for arg in error.args])
 
-    def note_context(self, error: ObjectValue) -> None:
-        raising.note_context(self, error)
-
-    def as_exception(self, value: Value, what: str = "exceptions") -> ObjectValue:
-        return raising.as_exception(self, value, what)
-
-    def handled_exception(self) -> Value | None:
-        return raising.handled_exception(self)
+    note_context = raising.note_context
+    as_exception = raising.as_exception
+    handled_exception = raising.handled_exception
 
     # --- protocols -----------------------------------------------------------------------------
 
-    def get_attr(self, obj: Value, name: str) -> Value:
-        return attributes.get_attr(self, obj, name)
-
-    def find_attr(self, obj: Value, name: str) -> Value | None:
-        return attributes.find_attr(self, obj, name)
-
-    def set_attr(self, obj: Value, name: str, value: Value) -> None:
-        assignment.set_attr(self, obj, name, value)
-
-    def del_attr(self, obj: Value, name: str) -> None:
-        assignment.del_attr(self, obj, name)
-
-    def call(self, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return calls.call(self, fn, args, kwargs)
+    get_attr = attributes.get_attr
+    find_attr = attributes.find_attr
+    set_attr = assignment.set_attr
+    del_attr = assignment.del_attr
+    call = calls.call
 
     def call_method(self, obj: Value, name: str, args: list[Value]) -> Value:
         return calls.call(self, attributes.get_attr(self, obj, name), args, {})
 
-    def getitem(self, obj: Value, key: Value) -> Value:
-        return subscripts.getitem(self, obj, key)
-
-    def truth(self, value: Value) -> bool:
-        return truth_and_length.truth(self, value)
+    getitem = subscripts.getitem
+    truth = truth_and_length.truth
 
     def depends_on_data(self, value: Value) -> bool:
         if self.session.recorder.data_env is None:
@@ -185,35 +159,19 @@ class BytecodeInterpreter(Interpreter):
             return constants.UNKNOWN if known is None else known
         return self.as_python(value)
 
-    def require(self, condition: Value, wanted: bool) -> bool:
-        return library.require_truth(self, condition, wanted)
+    require = library.require_truth
 
     def handles_exceptions(self) -> bool:
         return any(map(try_blocks.handles, self.frames))
 
-    def check_later(self, *conditions: tuple[Value, bool]) -> bool:
-        return value_checks.take(self, conditions)
-
-    def truth_of(self, value: Value) -> TruthOf | None:
-        return value_checks.truth_of(self, value)
-
-    def behind_proxy(self, value: Value) -> Value:
-        return library.mapping_of(self, value)
-
-    def get_iter(self, value: Value) -> Value:
-        return iteration.get_iter(self, value)
-
-    def next_value(self, iterator: Value) -> Value | None:
-        return iteration.next_value(self, iterator)
-
-    def iterate(self, value: Value) -> Iterator[Value]:
-        return iteration.iterate(self, value)
-
-    def is_instance(self, value: Value, classinfo: Value) -> bool:
-        return library.is_instance(self, value, classinfo)
-
-    def to_text(self, value: Value, how: str) -> str:
-        return library.to_text(self, value, how)
+    check_later = value_checks.check_later
+    truth_of = value_checks.truth_of
+    behind_proxy = library.mapping_of
+    get_iter = iteration.get_iter
+    next_value = iteration.next_value
+    iterate = iteration.iterate
+    is_instance = library.is_instance
+    to_text = library.to_text
 
     # --- variables ------------------------------------------------------------------------------
 
@@ -230,11 +188,8 @@ class BytecodeInterpreter(Interpreter):
 
     # --- tensor operations and folding ---------------------------------------------------------
 
-    def is_operation(self, fn: Any) -> bool:
-        return library.is_operation(fn)
-
-    def record_whole(self, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return allowed_calls.record_whole(self, real, args, kwargs)
+    is_operation = staticmethod(library.is_operation)
+    record_whole = allowed_calls.record_whole
 
     def record(
         self,
@@ -299,11 +254,8 @@ class BytecodeInterpreter(Interpreter):
     def tensor_of_class(self, tensor: Value, cls: type) -> Value:
         return library.as_subclass(self, [tensor, Constant(cls)], {})
 
-    def is_pure(self, fn: Any) -> bool:
-        return library.is_pure(fn)
-
-    def fold(self, fn: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
-        return folding.fold(self, fn, args, kwargs)
+    is_pure = staticmethod(library.is_pure)
+    fold = folding.fold
 
     # --- frames --------------------------------------------------------------------------------
 
@@ -332,11 +284,8 @@ class BytecodeInterpreter(Interpreter):
         assert frame.result is not None
         return frame.result
 
-    def resume(self, generator: GeneratorValue, sent: Value | None) -> Value | None:
-        return generators.resume(self, generator, sent)
-
-    def throw_into(self, generator: GeneratorValue, error: ObjectValue) -> Value | None:
-        return generators.throw_into(self, generator, error)
+    resume = generators.resume
+    throw_into = generators.throw_into
 
     def note_break(self, signal: GraphBreakSignal) -> None:
         if signal.where is None:

@@ -85,7 +85,7 @@ def opposite(truth: TruthOf) -> TruthOf:
     return found
 
 
-def take(vm: Interpreter, conditions: Sequence[tuple[Value, bool]]) -> bool:
+def check_later(vm: Interpreter, *conditions: tuple[Value, bool]) -> bool:
     """Let it be checked at the graph's end that one of these conditions is as wanted; False if that
     cannot be."""
     if isinstance(vm.session.recorder, InnerRecorder) or vm.handles_exceptions():

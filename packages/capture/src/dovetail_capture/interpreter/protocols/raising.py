@@ -55,7 +55,7 @@ def raise_for_stop(vm: Interpreter, stop: Value) -> NoReturn:
         raise
 
 
-def as_exception(vm: Interpreter, value: Value, what: str) -> ObjectValue:
+def as_exception(vm: Interpreter, value: Value, what: str = "exceptions") -> ObjectValue:
     """What `raise value` raises."""
     if isinstance(value, Constant) and isinstance(value.value, type):
         if BaseException in value.value.__mro__:

@@ -209,14 +209,14 @@ def proxy_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return value
 
 
-def mapping_of(vm: Interpreter, proxy: Value) -> Value:
+def mapping_of(vm: Interpreter, value: Value) -> Value:
     """The mapping behind a proxy; other values as they are."""
-    if not isinstance(proxy, ObjectValue) or proxy.cls is not _PROXY:
-        return proxy
-    made = proxy.slots.get("mapping")
+    if not isinstance(value, ObjectValue) or value.cls is not _PROXY:
+        return value
+    made = value.slots.get("mapping")
     if made is not None:
         return made
-    (mapping,) = gc.get_referents(proxy.real)  # the only object that a proxy holds
+    (mapping,) = gc.get_referents(value.real)  # the only object that a value holds
     for owner, _ in vm.session.effects.attribute_writes.values():
         cls = getattr(owner, "value", None)
         if isinstance(cls, type) and mapping is gc.get_referents(vars(cls))[0]:
