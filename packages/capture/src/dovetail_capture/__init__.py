@@ -26,12 +26,7 @@ from dovetail_capture.dim_marks import (
     mark_unbacked,
     maybe_mark_dynamic,
 )
-from dovetail_capture.errors import (
-    BackendError,
-    CaptureError,
-    GraphBreakError,
-    RecompileLimitError,
-)
+from dovetail_capture.errors import BackendError, CaptureError, GraphBreakError, RecompileLimitError
 from dovetail_capture.export import ExportedGraph
 from dovetail_capture.extensions.installed import EXTENSIONS
 from dovetail_capture.extensions.numpy.numpy_conversions import wrap_numpy

@@ -8,13 +8,7 @@ import sys
 from types import CodeType
 from typing import Any
 
-from dovetail_capture.bytecode.assembler import (
-    Handler,
-    Instruction,
-    Positions,
-    decode,
-    encode,
-)
+from dovetail_capture.bytecode.assembler import Handler, Instruction, Positions, decode, encode
 from dovetail_capture.bytecode.continuation_state import HANDLER, HANDLER_COPY, NULL, VALUE, Start
 
 PACKED = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")

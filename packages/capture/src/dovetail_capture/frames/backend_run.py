@@ -14,11 +14,7 @@ from typing import Any
 import torch
 from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.conditionals import run_plainly
-from dovetail_prims.graphs.backend_traits import (
-    first_symbolic_node,
-    runs_graph_itself,
-    traits_of,
-)
+from dovetail_prims.graphs.backend_traits import first_symbolic_node, runs_graph_itself, traits_of
 from dovetail_prims.graphs.node_error import blamed
 from dovetail_prims.node_facts import OPERATION
 

@@ -56,9 +56,7 @@ from dovetail_capture.frames.frame_versions import (
     native_guard,
 )
 from dovetail_capture.frames.guard_filter import keep_guards
-from dovetail_capture.frames.recompiles import (
-    sizes_of,
-)
+from dovetail_capture.frames.recompiles import sizes_of
 from dovetail_capture.interpreter.library.function_table import substitute_of
 from dovetail_capture.knobs import FULL_TRACEBACKS
 from dovetail_capture.marks import is_disabled, without_others_marks

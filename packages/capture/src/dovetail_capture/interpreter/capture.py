@@ -10,12 +10,7 @@ from typing import Any
 
 from dovetail_guards.guard_set import GuardSet
 
-from dovetail_capture.captured_frame import (
-    AfterGraph,
-    CapturedFrame,
-    GraphBreak,
-    Way,
-)
+from dovetail_capture.captured_frame import AfterGraph, CapturedFrame, GraphBreak, Way
 from dovetail_capture.environment.python_state import collector_paused
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.attempts.attempt import Attempt, Break, End

@@ -14,10 +14,7 @@ from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from torch.autograd import forward_ad
 
-from dovetail_capture.captured_frame import (
-    GraphBreak,
-    Way,
-)
+from dovetail_capture.captured_frame import GraphBreak, Way
 from dovetail_capture.environment.torch_state import no_function_modes
 from dovetail_capture.errors import GraphBreakError
 from dovetail_capture.interpreter.attempts.bytecode_interpreter import BytecodeInterpreter

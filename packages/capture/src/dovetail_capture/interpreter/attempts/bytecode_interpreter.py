@@ -38,14 +38,8 @@ from dovetail_capture.interpreter.protocols import (
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
-    TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    CellValue,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, ListValue, TupleValue
+from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -27,9 +27,7 @@ from dovetail_capture.interpreter.graph.aliasing import storage_guards, writes, 
 from dovetail_capture.interpreter.inputs.input_relations import relate_inputs
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
 from dovetail_capture.interpreter.session.covered_lines import visits
-from dovetail_capture.interpreter.signals import (
-    GraphBreakSignal,
-)
+from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.computed_sources import PlainSource
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -21,10 +21,7 @@ from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.global_variables import global_value
 from dovetail_capture.interpreter.values.containers import ListValue
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    FunctionValue,
-)
+from dovetail_capture.interpreter.values.functions import BoundMethod, FunctionValue
 from dovetail_capture.skip import is_skipped
 
 if TYPE_CHECKING:

@@ -15,11 +15,7 @@ from dovetail_prims.fake.fake_mode import FakeMode
 from dovetail_prims.fake.from_real import StrideSymbol, from_real
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.sizes.size_nodes import SizeNodes
-from dovetail_prims.wrappers import (
-    is_wrapper,
-    overrides_functions,
-    wrapper_of_fakes,
-)
+from dovetail_prims.wrappers import is_wrapper, overrides_functions, wrapper_of_fakes
 from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.graph.graph_arguments import GraphArguments

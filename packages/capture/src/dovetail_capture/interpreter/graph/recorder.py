@@ -12,11 +12,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_prims.fake_tensor import DataDependentError, FakeTensor
 from dovetail_prims.node_facts import CHECKPOINT, CHECKPOINT_POLICY, OPERATION
 from dovetail_prims.sizes.data_sizes import data_symbols
-from dovetail_prims.wrappers import (
-    MakeWrapper,
-    is_wrapper,
-    take_apart,
-)
+from dovetail_prims.wrappers import MakeWrapper, is_wrapper, take_apart
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
@@ -51,9 +47,7 @@ from dovetail_capture.interpreter.graph.sizes_from_data import (
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
-from dovetail_capture.interpreter.values.containers import (
-    TupleValue,
-)
+from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES
 from dovetail_capture.interpreter.values.tensors import TensorValue
 from dovetail_capture.reporting.program_warnings import OperatorWarnings

@@ -52,20 +52,14 @@ from dovetail_capture.interpreter.values.arrays import (
     array_parts,
 )
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-)
+from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
     FunctionValue,
     NativeMethod,
 )
-from dovetail_capture.interpreter.values.known_types import (
-    EQUALITY_TYPES,
-    IDENTITY_TYPES,
-    is_numpy,
-)
+from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES, IDENTITY_TYPES, is_numpy
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of

@@ -9,10 +9,7 @@ from typing import Any, TypeVar
 
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
-from dovetail_guards.source import (
-    ObjectSource,
-    Source,
-)
+from dovetail_guards.source import ObjectSource, Source
 
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
@@ -24,12 +21,8 @@ from dovetail_capture.interpreter.values.containers import (
     SliceValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import (
-    HeldIterator,
-)
-from dovetail_capture.interpreter.values.known_types import (
-    is_fixed_member,
-)
+from dovetail_capture.interpreter.values.functions import HeldIterator
+from dovetail_capture.interpreter.values.known_types import is_fixed_member
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 Wrapper = Callable[[Session, Any, Source], Value]

@@ -9,12 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.graph.random_tensors import decided
-from dovetail_capture.interpreter.protocols import (
-    choices,
-    class_attributes,
-    comparison,
-    dicts,
-)
+from dovetail_capture.interpreter.protocols import choices, class_attributes, comparison, dicts
 from dovetail_capture.interpreter.protocols.choices import COMPARE
 from dovetail_capture.interpreter.protocols.class_attributes import C_METHODS
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python

@@ -14,12 +14,7 @@ from dovetail_capture.interpreter.protocols.symbolic_keys import member_key
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    DictView,
-    SetValue,
-    TupleValue,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, DictView, SetValue, TupleValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

@@ -13,11 +13,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.symbolic_keys import key_among, known_key
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    IdentityKey,
-    hash_key,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, IdentityKey, hash_key
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicKey
 

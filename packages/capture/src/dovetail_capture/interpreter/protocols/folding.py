@@ -23,10 +23,7 @@ from dovetail_capture.interpreter.protocols.special_methods import Asker, may_as
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.functions import (
-    HeldIterator,
-    IteratorValue,
-)
+from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber, floor_divide, power
 

@@ -7,19 +7,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.protocols import dicts, sequences
-from dovetail_capture.interpreter.protocols.class_attributes import (
-    missing,
-)
+from dovetail_capture.interpreter.protocols.class_attributes import missing
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    FunctionValue,
-    NativeMethod,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
+from dovetail_capture.interpreter.values.functions import FunctionValue, NativeMethod
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

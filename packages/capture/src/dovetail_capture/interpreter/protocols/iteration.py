@@ -27,10 +27,7 @@ from dovetail_capture.interpreter.values.containers import (
     SetValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import (
-    HeldIterator,
-    IteratorValue,
-)
+from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

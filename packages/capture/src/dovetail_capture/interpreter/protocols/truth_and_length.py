@@ -21,10 +21,7 @@ from dovetail_capture.interpreter.values.containers import (
     SetValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import (
-    HeldIterator,
-    IteratorValue,
-)
+from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

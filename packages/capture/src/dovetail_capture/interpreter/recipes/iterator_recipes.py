@@ -9,12 +9,7 @@ from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.signals import CannotRebuild
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    DictView,
-    ListValue,
-    SetValue,
-)
+from dovetail_capture.interpreter.values.containers import DictValue, DictView, ListValue, SetValue
 from dovetail_capture.interpreter.values.functions import IteratorValue
 
 if TYPE_CHECKING:
