@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.graphs import late_reads
+from dovetail_prims.graphs import backward_reads
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph
@@ -67,7 +67,7 @@ class UnsavedReads:
     """What the backward of a user takes for granted when it runs: what it `reads` outside of the
     graph, and the data of `inputs` and `outputs` of the graph that are not saved."""
 
-    reads: tuple[late_reads.LateRead, ...]
+    reads: tuple[backward_reads.BackwardRead, ...]
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
 
@@ -86,9 +86,9 @@ class UnsavedReads:
 
     def check(self, remembered: list[tuple[Tensor, int]]) -> None:
         """Raise an error if any of it has changed."""
-        late_reads.check(self.reads)
+        backward_reads.check(self.reads)
         for tensor, version in remembered:
-            late_reads.check_version(tensor, version)
+            backward_reads.check_version(tensor, version)
 
 
 def check_version(tensor: Tensor, version: int, shape: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from enum import Enum
 import torch
 from dovetail_prims.conditionals import graphs_of
 from dovetail_prims.fake.random_ops import draws
-from dovetail_prims.graphs.functional_twins import functional_twin
+from dovetail_prims.graphs.functional_forms import functional_form
 from dovetail_prims.node_facts import IN_BACKWARD
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -158,7 +158,7 @@ def _is_composite(op: OpOverload) -> bool:
 def _functional_form(op: OpOverload) -> OpOverload | None:
     """The operator that computes what `op` writes, without writing."""
     if is_custom(op):
-        return functional_twin(op, frozenset())
+        return functional_form(op, frozenset())
     namespace, base = op._schema.name.split("::")
     library = getattr(torch.ops, namespace)
     wanted = [a for a in op._schema.arguments if not (a.is_out or a.name == "out")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.graphs.functional_twins import absent_arguments, functional_twin
+from dovetail_prims.graphs.functional_forms import absent_arguments, functional_form
 from dovetail_prims.shape_rules.layout import empty_like_strides
 from dovetail_prims.shape_rules.out_layouts import lays_resized
 from torch import Tensor
@@ -194,7 +194,7 @@ def _custom(tracer: Tracer, func: OpOverload, args: tuple[Any, ...], kwargs: dic
     """A user's operator: its functional form gives its results, then what it writes."""
     values = dict(zip(op_info(func).argument_names, args, strict=False)) | kwargs
     absent = absent_arguments(func, values)
-    form = functional_twin(func, absent)
+    form = functional_form(func, absent)
     assert form is not None
     written = [i for i in op_info(func).written if i not in absent]
     if not written and not func._schema.returns:

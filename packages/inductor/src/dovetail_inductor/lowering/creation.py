@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.graphs.functional_twins import twin_named
+from dovetail_prims.graphs.functional_forms import functional_form_named
 from torch import fx
 from torch._ops import OpOverload
 
@@ -26,15 +26,15 @@ from dovetail_inductor.lowering.values import (
 
 
 def _only_written(node: fx.Node) -> bool:
-    """Is memory only given to operators that write to it? (Twins stand for them in graphs.)"""
-    return bool(node.users) and all(map(_is_twin, node.users))
+    """Is memory only given to operators that write to it? (In graphs to their functional forms.)"""
+    return bool(node.users) and all(map(_is_functional_form, node.users))
 
 
-def _is_twin(user: fx.Node) -> bool:
+def _is_functional_form(user: fx.Node) -> bool:
     target = user.target
     if target is torch.ops.aten.alias.default:
         return _only_written(user)
-    return isinstance(target, OpOverload) and twin_named(target._schema.name) is not None
+    return isinstance(target, OpOverload) and functional_form_named(target._schema.name) is not None
 
 
 def _filled(ctx: Context, node: fx.Node, fill: bool | int | float) -> Value:

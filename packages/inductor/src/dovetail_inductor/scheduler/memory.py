@@ -13,9 +13,9 @@ from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, lifetimes
 from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab
 from dovetail_inductor.scheduler.write_over import (
+    functional_forms_over,
     scattered_over,
     take_inputs,
-    twins_over,
     write_over,
 )
 
@@ -89,7 +89,7 @@ def plan_memory(
     for name, root in scattered.items():
         written_over[name] = written_over.get(root, root)
     written_over |= given
-    written_over |= twins_over(lives, written_over)
+    written_over |= functional_forms_over(lives, written_over)
     slabs = lives.slabs(allocated=lives.outside - written_over.keys())
     return MemoryPlan(slabs, written, lives.last, written_over, lives.taken)
 

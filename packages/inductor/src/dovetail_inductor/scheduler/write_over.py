@@ -1,7 +1,7 @@
 """Buffers that kernels, scatters and library calls write over others that die in them.
 
 Operators that users register and that write to their arguments stand in a graph as their functional
-twins, which write to copies. Where nobody needs what is written as it was any more, the operator
+forms, which write to copies. Where nobody needs what is written as it was any more, the operator
 itself is called on it, and the copy is saved.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dovetail_prims.graphs.functional_twins import Twin, twin_named
+from dovetail_prims.graphs.functional_forms import FunctionalForm, functional_form_named
 
 from dovetail_inductor.loop_ir.loops import ExternArg, ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
@@ -136,17 +136,17 @@ def scattered_over(lives: Lifetimes) -> dict[str, str]:
     return roots
 
 
-def twins_over(lives: Lifetimes, written_over: Mapping[str, str]) -> dict[str, str]:
-    """Results of twins -> the buffers whose memory they take, which live on as long. A twin's
+def functional_forms_over(lives: Lifetimes, written_over: Mapping[str, str]) -> dict[str, str]:
+    """Results of forms -> the buffers whose memory they take, which live on as long. A form's
     results are all there, or none is. `written_over` are the buffers that have another's memory
     already."""
     roots: dict[str, str] = {}
     for position, step in enumerate(lives.graph.steps):
-        twin = _twin(step)
-        if twin is None or not isinstance(step, ExternCall):
+        form = _form(step)
+        if form is None or not isinstance(step, ExternCall):
             continue
-        places = [_argument(step, *place) for place in twin.written]
-        pairs = list(zip(step.outputs[twin.results :], places, strict=True))
+        places = [_argument(step, *place) for place in form.written]
+        pairs = list(zip(step.outputs[form.results :], places, strict=True))
         if not all(_may_take(lives, position, step, *pair) for pair in pairs):
             continue
         for output, argument in pairs:
@@ -161,15 +161,15 @@ def twins_over(lives: Lifetimes, written_over: Mapping[str, str]) -> dict[str, s
     return roots
 
 
-def _twin(step: Step) -> Twin | None:
-    """The twin that is called, if it takes and gives no lists: one buffer for each."""
-    twin = twin_named(step.op) if isinstance(step, ExternCall) else None
-    if twin is None:
+def _form(step: Step) -> FunctionalForm | None:
+    """The form that is called, if it takes and gives no lists: one buffer for each."""
+    form = functional_form_named(step.op) if isinstance(step, ExternCall) else None
+    if form is None:
         return None
-    schema = twin.op._schema
-    types = [schema.arguments[place].type for place, _ in twin.written]
+    schema = form.op._schema
+    types = [schema.arguments[place].type for place, _ in form.written]
     types += [result.type for result in schema.returns]
-    return twin if all("List" not in str(one) for one in types) else None
+    return form if all("List" not in str(one) for one in types) else None
 
 
 def _argument(call: ExternCall, place: int, name: str) -> ExternArg:
@@ -177,16 +177,16 @@ def _argument(call: ExternCall, place: int, name: str) -> ExternArg:
 
 
 def in_place(call: ExternCall, written_over: Mapping[str, str]) -> ExternCall:
-    """The call of an operator itself, if its twin's results have the memory of its arguments."""
-    twin = _twin(call)
-    if twin is None or not any(o in written_over for o in call.outputs[twin.results :]):
+    """The call of an operator itself, if its form's results have the memory of its arguments."""
+    form = _form(call)
+    if form is None or not any(o in written_over for o in call.outputs[form.results :]):
         return call
-    return replace(call, op=_name(twin), outputs=call.outputs[: twin.results])
+    return replace(call, op=_name(form), outputs=call.outputs[: form.results])
 
 
-def _name(twin: Twin) -> str:
-    overload = twin.op._overloadname
-    return twin.op._schema.name + ("" if overload == "default" else f".{overload}")
+def _name(form: FunctionalForm) -> str:
+    overload = form.op._overloadname
+    return form.op._schema.name + ("" if overload == "default" else f".{overload}")
 
 
 def _may_take(
@@ -212,4 +212,4 @@ def _may_take(
 
 def _makes_new(call: ExternCall) -> bool:
     known = call.op.partition(".")[0] in (*MAKES_NEW, "aten::empty", "aten::empty_strided")
-    return call.out_variant or known or twin_named(call.op) is not None
+    return call.out_variant or known or functional_form_named(call.op) is not None

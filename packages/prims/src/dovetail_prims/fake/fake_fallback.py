@@ -1,9 +1,9 @@
-"""Ops without a shape rule: PyTorch's meta kernel, run on meta twins of the fakes.
+"""Ops without a shape rule: PyTorch's meta kernel, run on meta tensors in place of the fakes.
 
-A twin has the sizes, strides, offset and dtype of its fake on device "meta". Results are wrapped
-as fakes on the right device; a result that views an argument (the schema says so, and the meta
-kernel gave it the argument's storage) shares the argument's `FakeStorage`. Some meta kernels refuse
-symbolic sizes: then broadcasting tells (of a pointwise op), or the op's decomposition.
+A meta tensor has the sizes, strides, offset and dtype of its fake on device "meta". Results are
+wrapped as fakes on the right device; a result that views an argument (the schema says so, and the
+meta kernel gave it the argument's storage) shares the argument's `FakeStorage`. Some meta kernels
+refuse symbolic sizes: then broadcasting tells (of a pointwise op), or the op's decomposition.
 """
 
 from __future__ import annotations
@@ -98,28 +98,28 @@ def _may_read_data(func: Any) -> bool:
     return any(row.startswith("CompositeExplicit") and ".py:" not in row for row in rows)
 
 
-class _Twins:
-    """The meta twins of one call: a twin for each fake, a meta storage for each `FakeStorage`."""
+class _MetaTensors:
+    """The meta tensors of one call: one for each fake, a meta storage for each `FakeStorage`."""
 
     def __init__(self) -> None:
         self.of_fake: dict[int, Tensor] = {}
         self.to_fake: dict[int, FakeTensor] = {}
         self.device: torch.device | None = None
 
-    def twin(self, fake: FakeTensor) -> Tensor:
-        twin = self.of_fake.get(id(fake))
-        if twin is None:
-            twin = torch.empty_strided(fake._sizes, fake._strides, dtype=fake._dtype, device=_META)
+    def meta(self, fake: FakeTensor) -> Tensor:
+        meta = self.of_fake.get(id(fake))
+        if meta is None:
+            meta = torch.empty_strided(fake._sizes, fake._strides, dtype=fake._dtype, device=_META)
             if type(fake._offset) is not int or fake._offset != 0:
                 room = fake._offset
                 for size, stride in zip(fake._sizes, fake._strides, strict=True):
                     room = room + size * stride
                 base = torch.empty((room,), dtype=fake._dtype, device=_META)
-                twin = base.as_strided(fake._sizes, fake._strides, fake._offset)
-            self.of_fake[id(fake)] = twin
-            self.to_fake[id(twin)] = fake
+                meta = base.as_strided(fake._sizes, fake._strides, fake._offset)
+            self.of_fake[id(fake)] = meta
+            self.to_fake[id(meta)] = fake
             self._see_device(fake)
-        return twin
+        return meta
 
     def _see_device(self, fake: FakeTensor) -> None:
         # A 0-dim CPU tensor follows the others' device.
@@ -133,11 +133,11 @@ class _Twins:
         lengths = (n for f in self.to_fake.values() for n in (*f._sizes, *f._strides))
         return any(type(n) is not int for n in lengths)
 
-    def to_twins(self, value: Any) -> Any:
+    def to_metas(self, value: Any) -> Any:
         if type(value) is FakeTensor:
-            return self.twin(value)
+            return self.meta(value)
         if isinstance(value, (list, tuple)):
-            return type(value)(self.to_twins(v) for v in value)
+            return type(value)(self.to_metas(v) for v in value)
         return value
 
     def to_fakes(self, value: Any, device: torch.device, views: bool, func: Any) -> Any:
@@ -176,16 +176,16 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     for value in (*args, *kwargs.values()):
         if type(value) is torch.dtype and value in _QUANTIZED:
             raise UnsupportedTensorError(f"no fake for dtype {value} ({func})")
-    twins = _Twins()
+    metas = _MetaTensors()
     explicit = kwargs.get("device")
     if any(a.name == "device" for a in func._schema.arguments):
         explicit = _find_device(func, args, kwargs)
     with _DisableDispatch(), _DisableFunction():
-        meta_args = twins.to_twins(args)
-        meta_kwargs = {k: twins.to_twins(v) for k, v in kwargs.items()}
+        meta_args = metas.to_metas(args)
+        meta_kwargs = {k: metas.to_metas(v) for k, v in kwargs.items()}
         meta_args, meta_kwargs = _on_meta_device(func, meta_args, meta_kwargs)
         try:
-            if explicit is None and not twins.of_fake and _has_meta_kernel(func):
+            if explicit is None and not metas.of_fake and _has_meta_kernel(func):
                 # No argument says to the dispatcher that this is to be the meta kernel's.
                 result = func._op_dk(torch._C.DispatchKey.Meta, *meta_args, **meta_kwargs)
             else:
@@ -196,7 +196,7 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             ) from error
         except (RuntimeError, AttributeError):
             # (Of symbolic numbers PyTorch's kernels in Python ask what its own know.)
-            if written or not (twins.symbolic() or _symbolic(args)):
+            if written or not (metas.symbolic() or _symbolic(args)):
                 raise
             _refuse_as_meta_kernel(func, args, kwargs)
             result = NotImplemented
@@ -204,9 +204,9 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         if torch.Tag.pointwise in func.tags:
             return _broadcast(func, args, kwargs)
         return _taken_apart(func, args, kwargs)
-    wrapped = twins.to_fakes(result, explicit or twins.device or _CPU, views, func)
+    wrapped = metas.to_fakes(result, explicit or metas.device or _CPU, views, func)
     if written:
-        _update_written(func, args, kwargs, written, twins)
+        _update_written(func, args, kwargs, written, metas)
     return wrapped
 
 
@@ -298,12 +298,12 @@ def _on_meta_device(
     return args, kwargs
 
 
-def _shared_storage(value: Tensor, twins: _Twins) -> FakeStorage | None:
+def _shared_storage(value: Tensor, metas: _MetaTensors) -> FakeStorage | None:
     """The storage of the argument that `value` is a view of, if any."""
     storage = value.untyped_storage()._cdata
-    for twin in twins.of_fake.values():
-        if twin.untyped_storage()._cdata == storage:
-            return twins.to_fake[id(twin)]._storage
+    for meta in metas.of_fake.values():
+        if meta.untyped_storage()._cdata == storage:
+            return metas.to_fake[id(meta)]._storage
     return None
 
 
@@ -312,8 +312,8 @@ def _shared_storage(value: Tensor, twins: _Twins) -> FakeStorage | None:
 _KEEP_SHAPES = frozenset({"aten::arange", "aten::linspace", "aten::logspace"})
 
 
-def _counts_agree(fake: FakeTensor, twin: Tensor) -> bool:
-    return bool(math.prod(fake._sizes) == twin.numel())
+def _counts_agree(fake: FakeTensor, meta: Tensor) -> bool:
+    return bool(math.prod(fake._sizes) == meta.numel())
 
 
 def _update_written(
@@ -321,7 +321,7 @@ def _update_written(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     written: frozenset[int],
-    twins: _Twins,
+    metas: _MetaTensors,
 ) -> None:
     """Carry a metadata change (`resize_`, `t_`, `set_`, out= resizing) over to the fakes."""
     for i in written:
@@ -330,20 +330,20 @@ def _update_written(
         for fake in value if isinstance(value, (list, tuple)) else (value,):
             if type(fake) is not FakeTensor:
                 continue
-            twin = twins.of_fake[id(fake)]
-            if func._schema.name in _KEEP_SHAPES and _counts_agree(fake, twin):
+            meta = metas.of_fake[id(fake)]
+            if func._schema.name in _KEEP_SHAPES and _counts_agree(fake, meta):
                 continue
-            sizes: Sizes = tuple(twin.shape)
-            strides: Sizes = twin.stride()
+            sizes: Sizes = tuple(meta.shape)
+            strides: Sizes = meta.stride()
             storage = None
             if func._schema.name == "aten::set_":
                 storage = next(
                     (
-                        twins.to_fake[id(other)]._storage
-                        for other in twins.of_fake.values()
-                        if other is not twin
-                        and other.untyped_storage()._cdata == twin.untyped_storage()._cdata
+                        metas.to_fake[id(other)]._storage
+                        for other in metas.of_fake.values()
+                        if other is not meta
+                        and other.untyped_storage()._cdata == meta.untyped_storage()._cdata
                     ),
                     None,
                 )
-            set_metadata(fake, sizes, strides, twin.storage_offset(), storage)
+            set_metadata(fake, sizes, strides, meta.storage_offset(), storage)

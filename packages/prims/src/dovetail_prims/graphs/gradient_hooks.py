@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.hooks import RemovableHandle
 
-from dovetail_prims.graphs.late_reads import LateRead, check
+from dovetail_prims.graphs.backward_reads import BackwardRead, check
 
 Around = Callable[[Tensor, Tensor], Tensor]
 """What is made of what a hook gives, and of the gradient that it was given."""
@@ -33,7 +33,7 @@ class GraphInBackward:
 
     graph: GraphModule
     count: int
-    reads: tuple[LateRead, ...] = ()
+    reads: tuple[BackwardRead, ...] = ()
     recording: GraphModule | None = None
 
     def run(self, gradients: Sequence[Any], taken: Sequence[Any]) -> Any:

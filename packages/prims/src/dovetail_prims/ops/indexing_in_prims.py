@@ -131,7 +131,7 @@ def scatter_add_of(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 
 
 def into_of(view: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The scatter twin of a view: a copy with the view's part overwritten"""
+    """The scatter form of a view: a copy with the view's part overwritten"""
 
     def run(x: Tensor, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         require(src.dtype == x.dtype, "a scatter of another dtype")

@@ -26,7 +26,7 @@ from dovetail_guards.source import (
     Source,
 )
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.graphs.late_reads import LateRead
+from dovetail_prims.graphs.backward_reads import BackwardRead
 
 from dovetail_capture.interpreter.inputs.rebound_names import (
     is_settled,
@@ -90,7 +90,7 @@ class LateReads:
         self.vm = vm
         self.what = what
         self.way = way
-        self.reads: list[LateRead] = []
+        self.reads: list[BackwardRead] = []
         self.asks_grad_mode = False  # or sets it
         self._values: dict[int, Value] = {}
         self._asked: set[int] = set()
@@ -139,7 +139,7 @@ class LateReads:
             if may_be_bound_again(namespace, name, real, reader):
                 self._refuse(f"{name} ({kind})")
         place = f"{name} of {namespace.get('__name__')}"
-        self.reads.append(LateRead(place, read, read()))
+        self.reads.append(BackwardRead(place, read, read()))
 
     def _binding(self, source: Source) -> tuple[dict[str, Any], Any, bool] | None:
         """Of a name in a module or a class: the module's names, how it is read, and whether nobody
@@ -218,7 +218,7 @@ class LateReads:
             return
         if may_be_rebound(self.vm.frames[-1].code, name):
             self._refuse(f"{name} ({kind}) of a function around it")
-        self.reads.append(LateRead(name, lambda: real.cell_contents, held))
+        self.reads.append(BackwardRead(name, lambda: real.cell_contents, held))
 
     def state(self) -> list[tuple[Value, Any]]:
         """What was read of what the frame has made, and its state."""

@@ -11,7 +11,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.graphs.functional_twins import has_functional_twin
+from dovetail_prims.graphs.functional_forms import has_functional_form
 
 from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
 from dovetail_capture.interpreter.protocols import class_attributes
@@ -50,7 +50,7 @@ def _refuse_custom_write(
         if op.namespace == "aten" or not op._schema.is_mutable:
             continue
         storages = [s for value in (*args, *kwargs.values()) for s in _storages(vm, value)]
-        if not has_functional_twin(op) or len(set(map(id, storages))) < len(storages):
+        if not has_functional_form(op) or len(set(map(id, storages))) < len(storages):
             raise GraphBreakSignal(
                 f"a call of `{op}`, a custom operator that writes to its arguments",
                 "write a custom operator that returns the new values, and copy_ them",

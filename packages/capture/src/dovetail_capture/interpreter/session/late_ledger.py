@@ -12,7 +12,7 @@ from dovetail_capture.interpreter.values.hooks import LateState
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
-    from dovetail_prims.graphs.late_reads import LateRead
+    from dovetail_prims.graphs.backward_reads import BackwardRead
 
 
 class Watch(Protocol):
@@ -38,6 +38,6 @@ class LateLedger:
 
     def __init__(self) -> None:
         self.watch: Watch | None = None  # over what the one that is captured now reads
-        self.found: list[LateRead] = []
+        self.found: list[BackwardRead] = []
         self.states: list[LateState] = []  # the state that they take for granted
         self.tensors: list[TensorValue] = []  # what backwards read without a save

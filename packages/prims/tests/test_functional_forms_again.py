@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from dovetail_prims.graphs.functional_twins import functional_twin, twin_named
+from dovetail_prims.graphs.functional_forms import functional_form, functional_form_named
 
 
 def test_an_operator_that_is_defined_again():
@@ -14,8 +14,8 @@ def test_an_operator_that_is_defined_again():
             dst.add_(src * factor)
 
         op = torch.ops.twins_again.add_to.default
-        twin = functional_twin(op, frozenset())
-        assert twin is functional_twin(op, frozenset())
+        twin = functional_form(op, frozenset())
+        assert twin is functional_form(op, frozenset())
         dst = torch.zeros(2)
         assert twin(dst, torch.ones(2)).tolist() == [factor, factor] and dst.tolist() == [0, 0]
-        assert twin_named(twin._schema.name).op is op
+        assert functional_form_named(twin._schema.name).op is op

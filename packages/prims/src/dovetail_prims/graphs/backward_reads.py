@@ -15,17 +15,17 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-READS = "late_reads"
-"""In a captured graph's `meta`: the `LateRead`s of its backward."""
-INPUTS = "late_inputs"
+READS = "backward_reads"
+"""In a captured graph's `meta`: the `BackwardRead`s of its backward."""
+INPUTS = "inputs_of_backward"
 """In a captured graph's `meta`: the places of inputs that its backward reads without having saved
 them for it."""
-OUTPUTS = "late_outputs"
+OUTPUTS = "outputs_of_backward"
 """The places of such outputs."""
 
 
 @dataclass(frozen=True, eq=False)
-class LateRead:
+class BackwardRead:
     """`read()` gives what was `found`, as long as nobody changes it; `text` says what it is."""
 
     text: str
@@ -43,7 +43,7 @@ class LateRead:
         return type(now) is type(self.found) and not callable(now) and bool(now == self.found)
 
 
-def check(reads: Iterable[LateRead]) -> None:
+def check(reads: Iterable[BackwardRead]) -> None:
     """Raise an error if something is not as it was."""
     for one in reads:
         if not one.is_same():
@@ -54,7 +54,7 @@ def check(reads: Iterable[LateRead]) -> None:
             )
 
 
-def reads_of(gm: GraphModule) -> tuple[LateRead, ...]:
+def reads_of(gm: GraphModule) -> tuple[BackwardRead, ...]:
     """What the backward of a captured graph reads."""
     return tuple(gm.meta.get(READS, ()))
 
@@ -70,4 +70,4 @@ def check_version(tensor: Tensor, version: int) -> None:
         )
 
 
-__all__ = ["INPUTS", "OUTPUTS", "READS", "LateRead", "check", "check_version", "reads_of"]
+__all__ = ["INPUTS", "OUTPUTS", "READS", "BackwardRead", "check", "check_version", "reads_of"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dovetail_inductor import compile_graph
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.graphs.functional_twins import functional_twin
+from dovetail_prims.graphs.functional_forms import functional_form
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import CallAten, LaunchCpp, load
 from torch import Tensor
@@ -33,8 +33,8 @@ def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[1:])
 
 
-ADD = functional_twin(torch.ops.dovetail_twins.add_into.default, frozenset())
-BOTH = functional_twin(torch.ops.dovetail_twins.both.default, frozenset())
+ADD = functional_form(torch.ops.dovetail_twins.add_into.default, frozenset())
+BOTH = functional_form(torch.ops.dovetail_twins.both.default, frozenset())
 
 
 def chain(x: Tensor) -> Any:

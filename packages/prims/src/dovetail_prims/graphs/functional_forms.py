@@ -1,7 +1,7 @@
 """Operators that users register and that write to their arguments, as functional ones.
 
-A twin takes the same arguments, runs the operator on copies of those that it writes to, and gives
-its results and then the copies. Graphs are functional: a twin is what stands there for a write.
+A functional form takes the same arguments, runs the operator on copies of those that it writes to,
+and gives its results and then the copies: graphs, which write to nothing, call it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ _TYPES = {"Tensor": "Tensor", "Optional[Tensor]": "Tensor", "List[Tensor]": "Ten
 
 
 @dataclass(frozen=True)
-class Twin:
-    """What a twin stands for: `written` are the places and names of the arguments of `op` that it
-    copies, and gives after the `results` results of `op`."""
+class FunctionalForm:
+    """What a functional form stands for: `written` are the positions and names of the arguments of
+    `op` that it copies, and gives after the `results` results of `op`."""
 
     op: OpOverload
     written: tuple[tuple[int, str], ...]
     results: int
 
 
-_twins: dict[str, Twin] = {}  # by the name of the schema
-_libraries: dict[str, Any] = {}  # of each twin its own
+_forms: dict[str, FunctionalForm] = {}  # by the name of the schema
+_libraries: dict[str, Any] = {}  # of each form its own
 
 
-def twin_named(name: str) -> Twin | None:
-    """The twin of this name (`dovetail_functional::...`), if it is one."""
-    return _twins.get(name)
+def functional_form_named(name: str) -> FunctionalForm | None:
+    """The form of this name (`dovetail_functional::...`), if it is one."""
+    return _forms.get(name)
 
 
 def _new_library(name: str) -> Any:
-    """A library for the twin of this name. That of an operator which was defined again (a cell of
+    """A library for the form of this name. That of an operator which was defined again (a cell of
     a notebook, run twice) goes."""
     earlier = _libraries.pop(name, None)
     if earlier is not None:
@@ -49,9 +49,9 @@ def _new_library(name: str) -> Any:
     return library
 
 
-def has_functional_twin(op: OpOverload) -> bool:
-    """Whether a twin can be made: what is written are tensors or lists of them, and no result is
-    one of the arguments."""
+def has_functional_form(op: OpOverload) -> bool:
+    """Whether a functional form can be made: what is written are tensors or lists of them, and no
+    result is one of the arguments."""
     schema = op._schema
     return not any(r.alias_info is not None for r in schema.returns) and all(
         str(schema.arguments[i].type) in _TYPES for i in _written(op)
@@ -70,10 +70,10 @@ def absent_arguments(op: OpOverload, values: Mapping[str, Any]) -> frozenset[int
 
 
 @functools.cache
-def functional_twin(op: OpOverload, absent: frozenset[int]) -> OpOverload | None:
-    """The functional twin of an operator that writes, registered when first asked for; None where
+def functional_form(op: OpOverload, absent: frozenset[int]) -> OpOverload | None:
+    """The functional form of an operator that writes, registered when first asked for; None where
     there can be none. `absent` are the places of what would be written and is None."""
-    if not has_functional_twin(op):
+    if not has_functional_form(op):
         return None
     written = tuple(i for i in _written(op) if i not in absent)
     names = [a.name for a in op._schema.arguments]
@@ -110,9 +110,9 @@ def functional_twin(op: OpOverload, absent: frozenset[int]) -> OpOverload | None
     library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dovetail_functional::{name}", fake, lib=library)
     places = tuple((i, names[i]) for i in written)
-    _twins[f"dovetail_functional::{name}"] = Twin(op, places, count)
-    twin: OpOverload = getattr(torch.ops.dovetail_functional, name).default
-    return twin
+    _forms[f"dovetail_functional::{name}"] = FunctionalForm(op, places, count)
+    form: OpOverload = getattr(torch.ops.dovetail_functional, name).default
+    return form
 
 
 def _like(value: Any) -> Any:
