@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_capture import CaptureError, mark_dynamic, mark_static, optimize
+from dovetail_capture import (
+    CaptureError,
+    mark_dynamic,
+    mark_static,
+    optimize,
+    takes_symbolic_graphs,
+)
+from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_guards import clause_text
 from dovetail_guards.clauses import ShapeRelation
 from torch.fx import GraphModule
@@ -440,3 +447,40 @@ def test_what_takes_no_two_numbers_refuses_them() -> None:
     for a in (4, 5, 6):
         with pytest.raises(TypeError, match="remainder"):
             captured(a, torch.ones(2))
+
+
+def test_a_backend_returns_what_it_assumes() -> None:
+    """The captured frame stays as it was; the version's guard has both."""
+    frames: list[CapturedFrame] = []
+    texts: list[str] = []
+    thirds: list[bool] = []
+
+    @takes_symbolic_graphs
+    def backend(gm: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        (size,) = (n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder")
+        thirds.append(bool(size.shape[1] % 3 == 0))
+        texts.append(frames[-1].as_text())
+        return gm.forward
+
+    run, _ = compiled_with(lambda x: x.sum(0) * x.shape[0], True)
+    run.capture_context.backend = backend
+    run.capture_context.log.keep_frames = True
+    kept = run.capture_context._captured
+
+    def captured(*args: Any) -> CapturedFrame:
+        frames.append(kept(*args))
+        texts.append(frames[-1].as_text())
+        return frames[-1]
+
+    run.capture_context._captured = captured
+    run(torch.ones(6, 9))
+    assert len(frames) == 1 and len(set(texts)) == 1
+    assert frames[0].as_text() == texts[0] and "% 3" not in texts[0]
+    (record,) = run.capture_context.log.frames
+    assert record.captured is frames[0]
+    assert any("% 3" in guard for guard in shape_guards(run))
+    assert "% 3" in record.guards.as_text()
+    run(torch.ones(9, 12))
+    assert len(frames) == 1
+    run(torch.ones(9, 11))
+    assert len(frames) == 2 and thirds == [True, False]

@@ -366,7 +366,7 @@ def explain(
             result,
             tuple(f.captured.graph for f in frames if f.captured.graph is not None),
             tuple(log.breaks),
-            tuple(f.captured.all_guards().as_text() for f in frames),
+            tuple(f.guards.as_text() for f in frames),
             tuple(f.replacement for f in frames if f.replacement),
             log,
         )

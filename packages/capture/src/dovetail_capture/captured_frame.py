@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from dovetail_guards.assumptions import Assumptions
 from dovetail_guards.clauses import TorchState
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import ShapeEnv
@@ -140,9 +141,9 @@ class CapturedFrame:
     """A captured stretch of a frame: from its start (or a continuation's) to a return or break.
 
     `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
-    when nothing was recorded. `shape_env` holds the symbolic sizes (None if there are none); what
-    is assumed of them is not among `guards`, see `all_guards`. `checks` are read after the graph
-    has run, before anything else. `way` is how it was captured.
+    when nothing was recorded. `shape_env` holds the symbolic sizes (None if there are none);
+    `assumed`, what capture assumed of them, is not among `guards`, see `all_guards`. `checks` are
+    read after the graph has run, before anything else. `way` is how it was captured.
     """
 
     code: CodeType
@@ -154,6 +155,7 @@ class CapturedFrame:
     shape_env: ShapeEnv | None = None
     checks: ValueChecks | None = None
     way: Way = field(default_factory=Way)
+    assumed: Assumptions = field(default_factory=Assumptions)
 
     @property
     def end(self) -> FrameEnd:
@@ -181,14 +183,16 @@ class CapturedFrame:
         clauses = [clause for clause in self.guards.clauses if isinstance(clause, TorchState)]
         return tuple(clause.value for clause in clauses if clause.name == "grad_mode")
 
-    def all_guards(self) -> GuardSet:
-        """`guards`, and what was assumed of symbolic sizes so far.
+    def assumed_since(self) -> Assumptions:
+        """What was assumed of symbolic sizes since the frame was captured: by a backend."""
+        return Assumptions() if self.shape_env is None else self.shape_env.assumed(self.assumed)
 
-        Compiling the graph may assume more: ask after the backend has run.
-        """
+    def all_guards(self, by_backend: Assumptions | None = None) -> GuardSet:
+        """`guards`, and what was assumed of symbolic sizes by capture and by a backend."""
         if self.shape_env is None:
             return self.guards
-        return GuardSet((*self.guards.clauses, *self.shape_env.clauses()))
+        assumed = self.assumed if by_backend is None else self.assumed + by_backend
+        return GuardSet((*self.guards.clauses, *self.shape_env.clauses(assumed)))
 
     def as_text(self) -> str:
         """Inputs, guards, graph and end, for people."""

@@ -131,7 +131,7 @@ def export_graph(
             by_leaf[id(graph_input.example)] = clauses[graph_input.source]
     return ExportedGraph(
         gm,
-        frame.all_guards(),
+        frame.all_guards(frame.assumed_since()),
         in_spec,
         out_spec,
         tuple(leaves),

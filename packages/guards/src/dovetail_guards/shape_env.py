@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
 from dovetail_guards import shape_guards
+from dovetail_guards.assumptions import Assumptions, Decision
 from dovetail_guards.clauses import ConstantIs, ShapeRelation
 from dovetail_guards.computed import ROUNDINGS, ComputedSource
 from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, FloatExpr, key_of
@@ -59,18 +60,6 @@ class Dim(enum.Enum):
 
 
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A relation that was assumed, why, and where in the user's program."""
-
-    relation: rel.BoolExpr
-    reason: str
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.relation}  ({self.reason}{'; ' + self.where if self.where else ''})"
 
 
 @dataclass(frozen=True)
@@ -459,9 +448,16 @@ class ShapeEnv:
 
     # --- results ------------------------------------------------------------------------------
 
-    def clauses(self) -> tuple[ShapeRelation | ConstantIs, ...]:
-        """The guards: the recorded decisions as clauses over size sources."""
-        assumed = (decision.relation for decision in self.decisions)
+    def assumed(self, after: Assumptions | None = None) -> Assumptions:
+        """All that was assumed so far, or what was `after` the first assumptions."""
+        return Assumptions(tuple(self.decisions[len(after.decisions) if after else 0 :]))
+
+    def clauses(
+        self, assumptions: Assumptions | None = None
+    ) -> tuple[ShapeRelation | ConstantIs, ...]:
+        """The guards: what was assumed, or of that some, as clauses over size sources."""
+        decisions = self.decisions if assumptions is None else assumptions.decisions
+        assumed = (decision.relation for decision in decisions)
         tied, relations = shape_guards.gather(assumed, self._least, self.floats)
         values = (ConstantIs(self.sources[name], self.floats[name]) for name in tied)
         return (*values, *(self.clause_for(relation) for relation in relations), *self._strides)

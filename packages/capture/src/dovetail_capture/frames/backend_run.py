@@ -7,11 +7,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 import torch
+from dovetail_guards.assumptions import Assumptions
 from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.graphs.backend_traits import first_symbolic_node, runs_graph_itself, traits_of
@@ -59,6 +60,15 @@ class NeedsStaticGraphs(Exception):
 
 
 @dataclass(frozen=True)
+class CompiledGraph:
+    """What a backend made of a frame's graph (None: there is none), and what it assumed of symbolic
+    sizes for that."""
+
+    call: Callable[..., Any] | None = None
+    assumed: Assumptions = field(default_factory=Assumptions)
+
+
+@dataclass(frozen=True)
 class Asked:
     """What the caller asks of a run: whether the graph may break, whether the frame was captured
     for a backend that gets graphs without symbols, what becomes of an internal error, and whether
@@ -77,7 +87,7 @@ def run_backend(
     facts: CodeFacts,
     log: CompileLog,
     asked: Asked,
-) -> Callable[..., Any]:
+) -> CompiledGraph:
     """What the backend makes of a frame's graph; `facts` are those of the code.
 
     An exception of a backend that is part of this compiler is an internal error: the graph runs
@@ -111,7 +121,8 @@ def run_backend(
         )
     if not (traits.compiler or runs_itself):
         compiled = counted(compiled, name_of(backend), frame.graph, code)
-    return outside_of_modes(compiled) if FUNCTION_MODES else compiled
+    call = outside_of_modes(compiled) if FUNCTION_MODES else compiled
+    return CompiledGraph(call, frame.assumed_since())
 
 
 _ALL = "graphs for all sizes and numbers (dovetail_capture.takes_symbolic_graphs)"

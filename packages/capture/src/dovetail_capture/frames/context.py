@@ -42,6 +42,7 @@ from dovetail_capture.errors import (
 from dovetail_capture.frames.backend_run import (
     Asked,
     Backend,
+    CompiledGraph,
     NeedsPlainFloats,
     NeedsStaticGraphs,
     NodeRefused,
@@ -292,27 +293,27 @@ class CaptureContext(FrameVersions):
             if resumption is None:
                 return _frame_hook.SKIP
         has_graph = frame.graph is not None
-        text = ""
+        text, compiled = "", CompiledGraph()
         if frame.break_ is None and self.keeps_code(frame):
             # Run as it is, the hook lets alone what it calls, too: that was captured, and has
             # nothing to compile, unless Python is told another thing than capture was.
             new_code = code.replace() if frame.way.told_compiling else code
         else:
-            compiled = self._compiled_graph(code, frame) if has_graph else None
+            compiled = self._compiled_graph(code, frame) if has_graph else compiled
             try:
                 unwinding = self._continuations.unwinding(code) if has_graph else None
                 leave = None
                 if frame.way.leaves:
                     leaving = partial(leave_blocks_of, weakref.ref(self), code, frame.way)
                     leave = _frame_hook.Switched(leaving, None)
-                replacement = build_replacement(frame, compiled, resumption, unwinding, leave)
+                replacement = build_replacement(frame, compiled.call, resumption, unwinding, leave)
             except Exception as error:
                 raise InternalError(
                     f"internal error while replacing {place_of(code)}: {error!r}"
                 ) from error
             new_code, text = replacement.code, replacement.text
         finished = time.perf_counter()
-        guards = frame.all_guards()
+        guards = every = frame.all_guards(compiled.assumed)
         if frame.shape_env is not None:
             frame.shape_env.freeze()  # nothing more may be assumed: the guards are made
         if self.region.guard_filter_fn is not None:
@@ -335,12 +336,11 @@ class CaptureContext(FrameVersions):
         if frame.checks is not None:
             self.log.checks += frame.checks.places
         if self.log.keep_frames:
-            self.log.frames.append(FrameRecord(frame, text))
+            self.log.frames.append(FrameRecord(frame, every, text))
         return self.add_version(code, FrameView(args, func), guards, guard, new_code)
 
     def keeps_code(self, frame: CapturedFrame) -> bool:
-        """Does an unbroken frame go on with the user's code? Where there is nothing to compile,
-        it is the fastest."""
+        """Does an unbroken frame go on with the user's code, as there is nothing to compile?"""
         return frame.graph is None
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
@@ -384,7 +384,7 @@ class CaptureContext(FrameVersions):
             self.log.add("plain", self._continuations.root_code(code), reason)
             return None
 
-    def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> Callable[..., Any]:
+    def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> CompiledGraph:
         tell_of_graph(frame)
         breaks_allowed = not (self.options.fullgraph or breaks_are_errors())
         facts = self._facts.of(code)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType
 
+from dovetail_guards.guard_set import GuardSet
 from dovetail_prims.artifact_log import tell
 
 from dovetail_capture.captured_frame import CapturedFrame, GraphBreak
@@ -109,9 +110,11 @@ _ARTIFACTS = {
 
 @dataclass(frozen=True)
 class FrameRecord:
-    """A captured frame with the text of its replacement, kept when a log keeps frames."""
+    """A captured frame with the guards of its version, those that the backend wanted included, and
+    the text of its replacement; kept when a log keeps frames."""
 
     captured: CapturedFrame
+    guards: GuardSet
     replacement: str
 
 

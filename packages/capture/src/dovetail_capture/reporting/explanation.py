@@ -56,7 +56,7 @@ class Explanation:
     @property
     def out_guards(self) -> tuple[Clause, ...]:
         """What all frames' guards check."""
-        return tuple(c for frame in self.log.frames for c in frame.captured.all_guards().clauses)
+        return tuple(c for frame in self.log.frames for c in frame.guards.clauses)
 
     @property
     def compile_times(self) -> str:
@@ -86,9 +86,7 @@ class Explanation:
             lines += [f"graph {i}:", *_code_lines(gm)]
         parts += first_few(lines, _MOST_LINES)
         parts += first_few([f"break {i}: {reason}" for i, reason in enumerate(self.reasons)], 4)
-        parts += first_few(
-            [record.captured.all_guards().in_short() for record in self.log.frames], 3
-        )
+        parts += first_few([record.guards.in_short() for record in self.log.frames], 3)
         told = ("frame", "no graph", "break", "recompile", "limit")
         parts += first_few([e.as_text() for e in self.log.events if e.kind not in told])
         parts += recompiles_in_short(self.log.events)

@@ -97,6 +97,7 @@ def captured_frame(attempt: Attempt, outcome: End, break_: GraphBreak | None) ->
         shapes.env if shapes.env.hints else None,
         checks,
         replace(attempt.way, told_compiling=session.asked_compiling and attempt.way.compiling),
+        shapes.env.assumed(),
     )
 
 
