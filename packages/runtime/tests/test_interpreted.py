@@ -60,6 +60,10 @@ def test_functions_of_the_device_library() -> None:
     got = run(kernel("tl.store(y + i, libdevice.pow(tl.load(x + i), tl.load(x + i) * 0.25))"))
     x = torch.arange(16.0)
     torch.testing.assert_close(got, x ** (x * 0.25))
+    number = kernel("tl.store(y + i, i * 0.0 + libdevice.trunc(tl.load(x + pid) + 1.5))")
+    assert torch.equal(run(number), torch.tensor([1.0, 2.0]).repeat_interleave(8))
+    shaped = "tl.broadcast_to(libdevice.trunc(tl.load(x)), [1, 1])"
+    run(kernel(f"tl.store(y + tl.broadcast_to(pid, [1, 1]), {shaped})"))
 
 
 def test_reductions_and_scans_by_any_function() -> None:

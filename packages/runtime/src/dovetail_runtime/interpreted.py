@@ -298,7 +298,10 @@ class DeviceLibrary:
             blocks = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) for a in arguments]
             result = function(*blocks).numpy()
             shape = [int(n) for n in result.shape]
-            kind = tl.block_type(dtype, shape) if shape else dtype
+            blocks_given = any(
+                a.type.is_block() for a in arguments
+            )  # a number has one element, too
+            kind = tl.block_type(dtype, shape) if blocks_given else dtype
             return tl.core.tensor(TensorHandle(result, dtype), kind)
 
         return call
