@@ -86,7 +86,7 @@ class ValueChecks:
 
 
 @dataclass(frozen=True)
-class Way:
+class AttemptOptions:
     """How a frame is captured: what a program learns that asks whether it is compiled, whether
     functions of autograd that nothing differentiates are inlined, and whether checks of tensors'
     data are left to the graph's end.
@@ -143,7 +143,7 @@ class CapturedFrame:
     `graph` is a TORCH-dialect graph whose placeholders follow `inputs`, with a tuple output; None
     when nothing was recorded. `shape_env` holds the symbolic sizes (None if there are none);
     `assumed`, what capture assumed of them, is not among `guards`, see `all_guards`. `checks` are
-    read after the graph has run, before anything else. `way` is how it was captured.
+    read after the graph has run, before anything else. `attempt_options` say how it was captured.
     """
 
     code: CodeType
@@ -154,7 +154,7 @@ class CapturedFrame:
     before: BeforeGraph = field(default_factory=BeforeGraph)
     shape_env: ShapeEnv | None = None
     checks: ValueChecks | None = None
-    way: Way = field(default_factory=Way)
+    attempt_options: AttemptOptions = field(default_factory=AttemptOptions)
     assumed: Assumptions = field(default_factory=Assumptions)
 
     @property

@@ -297,14 +297,16 @@ class CaptureContext(FrameVersions):
         if frame.break_ is None and self.keeps_code(frame):
             # Run as it is, the hook lets alone what it calls, too: that was captured, and has
             # nothing to compile, unless Python is told another thing than capture was.
-            new_code = code.replace() if frame.way.told_compiling else code
+            new_code = code.replace() if frame.attempt_options.told_compiling else code
         else:
             compiled = self._compiled_graph(code, frame) if has_graph else compiled
             try:
                 unwinding = self._continuations.unwinding(code) if has_graph else None
                 leave = None
-                if frame.way.leaves:
-                    leaving = partial(leave_blocks_of, weakref.ref(self), code, frame.way)
+                if frame.attempt_options.leaves:
+                    leaving = partial(
+                        leave_blocks_of, weakref.ref(self), code, frame.attempt_options
+                    )
                     leave = _frame_hook.Switched(leaving, None)
                 replacement = build_replacement(frame, compiled.call, resumption, unwinding, leave)
             except Exception as error:

@@ -1,10 +1,11 @@
 """The program's `finally` blocks where a graph raises that cannot be run again.
 
 The graph of a frame that changes what it was given may hold operations that raise for their data in
-a `try` with a `finally`, where capture has seen that Python is not needed to leave it (see `Way`).
-If the graph raises, the frame is interpreted once more, up to the first of them, which raises that
-error: what the program then does, up to the end of the frame, is replayed. (Which one raised is not
-known, as it is not for the blocks that a continuation starts in, see `unwinding.py`.)
+a `try` with a `finally`, where capture has seen that Python is not needed to leave it (see
+`AttemptOptions`). If the graph raises, the frame is interpreted once more, up to the first of them,
+which raises that error: what the program then does, up to the end of the frame, is replayed. (Which
+one raised is not known, as it is not for the blocks that a continuation starts in, see
+`unwinding.py`.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dovetail_capture.captured_frame import Way
+from dovetail_capture.captured_frame import AttemptOptions
 from dovetail_capture.environment.torch_state import torch_state_kept
 from dovetail_capture.frames.frame_versions import FrameVersions
 from dovetail_capture.options import CaptureOptions
@@ -26,7 +27,7 @@ from dovetail_capture.replacement.replacement_code import build_replacement
 
 def replay_of(
     code: CodeType,
-    way: Way,
+    attempt_options: AttemptOptions,
     options: CaptureOptions,
     error: BaseException,
     globals_: dict[str, Any],
@@ -37,7 +38,7 @@ def replay_of(
     from dovetail_capture.interpreter.capture import leave_frame
 
     func = FunctionType(code, globals_, None, None, closure or None)
-    found = leave_frame(code, func, args, error, way=way, options=options)
+    found = leave_frame(code, func, args, error, attempt_options=attempt_options, options=options)
     if found is None:
         return _nothing
     replacement = build_replacement(found, None).code
@@ -49,7 +50,11 @@ def _nothing() -> None:
 
 
 def leave_blocks_of(
-    region: weakref.ref[FrameVersions], code: CodeType, way: Way, error: BaseException, *frame: Any
+    region: weakref.ref[FrameVersions],
+    code: CodeType,
+    attempt_options: AttemptOptions,
+    error: BaseException,
+    *frame: Any,
 ) -> None:
     """Do what a frame's `finally` blocks do where its graph has raised `error`. (Code that a region
     owns calls this: it refers to the region weakly.)"""
@@ -58,7 +63,7 @@ def leave_blocks_of(
         return
     with alive.lock, torch._C.DisableTorchFunction(), torch_state_kept():
         try:
-            replay = replay_of(code, way, alive.options_for(code), error, *frame)
+            replay = replay_of(code, attempt_options, alive.options_for(code), error, *frame)
         except Exception as failure:
             alive.log.add("error", code, f"leaving its blocks: {failure!r}")
             return

@@ -10,7 +10,7 @@ from typing import Any
 
 from dovetail_guards.guard_set import GuardSet
 
-from dovetail_capture.captured_frame import AfterGraph, CapturedFrame, GraphBreak, Way
+from dovetail_capture.captured_frame import AfterGraph, AttemptOptions, CapturedFrame, GraphBreak
 from dovetail_capture.environment.python_state import collector_paused
 from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.attempts.attempt import Attempt, Break, End
@@ -20,6 +20,8 @@ from dovetail_capture.options import CaptureOptions
 from dovetail_capture.recipe import Const, FrameEnd
 
 _DEFAULTS = CaptureOptions()
+# Makes an attempt that stops before this step (-1: at no step).
+NewAttempt = Callable[[int, AttemptOptions], Attempt]
 _MOST_ROUNDS = 3  # in which ints are found that the frame both reads and writes
 
 
@@ -38,8 +40,8 @@ def capture_frame(
     """
     attempts: list[Attempt] = []
 
-    def attempt(stop_at: int, way: Way) -> Attempt:
-        attempts.append(Attempt(code, func, args, options, stop_at, way))
+    def attempt(stop_at: int, attempt_options: AttemptOptions) -> Attempt:
+        attempts.append(Attempt(code, func, args, options, stop_at, attempt_options))
         return attempts[-1]
 
     with collector_paused():
@@ -56,18 +58,18 @@ def leave_frame(
     args: tuple[Any, ...],
     error: BaseException,
     *,
-    way: Way,
+    attempt_options: AttemptOptions,
     options: CaptureOptions = _DEFAULTS,
 ) -> CapturedFrame | None:
     """What a frame of which the graph raised `error` does as it passes: that of its `finally`
     blocks, and what it did before, as effects without a graph; None if that is nothing."""
     with collector_paused():
-        for row, _ in enumerate(way.leaves):
-            asked = replace(way, checks=False, leaves=way.leaves[:row])
+        for row, _ in enumerate(attempt_options.leaves):
+            asked = replace(attempt_options, checks=False, leaves=attempt_options.leaves[:row])
             attempt = Attempt(code, func, args, options, -1, asked, error)
             try:
                 outcome = attempt.run()
-                if way.admits(row) and attempt.leaves_by(outcome) == "effects":
+                if attempt_options.admits(row) and attempt.leaves_by(outcome) == "effects":
                     assert isinstance(outcome, End)
                     effects_, end = tuple(outcome.rebuilder.effects), FrameEnd(returns=Const(None))
                     return CapturedFrame(code, None, (), GuardSet(()), AfterGraph(effects_, end))
@@ -76,16 +78,16 @@ def leave_frame(
     return None
 
 
-def _with_counters(new_attempt: Callable[[int, Way], Attempt], exports: bool) -> CapturedFrame:
+def _with_counters(new_attempt: NewAttempt, exports: bool) -> CapturedFrame:
     """Capture a frame; again with the ints symbolic that it both reads and writes, if that does
     not end it earlier, nor gives the graph a number that it may not have."""
-    best = _capture(new_attempt, exports, Way())
+    best = _capture(new_attempt, exports, AttemptOptions())
     for _ in range(_MOST_ROUNDS):
         found = counters(best.attempt.session)
         if not found:
             break
         try:
-            other = _capture(new_attempt, exports, Way(counters=best.counters | found))
+            other = _capture(new_attempt, exports, AttemptOptions(counters=best.counters | found))
         except NotCapturable:
             break
         session = other.attempt.session
@@ -99,35 +101,36 @@ def _with_counters(new_attempt: Callable[[int, Way], Attempt], exports: bool) ->
     return finished
 
 
-def _capture(new_attempt: Callable[[int, Way], Attempt], exports: bool, way: Way) -> _Captured:
+def _capture(new_attempt: NewAttempt, exports: bool, options: AttemptOptions) -> _Captured:
     stop_at = -1
     break_: GraphBreak | None = None
     while True:
-        attempt = new_attempt(stop_at, way)
+        attempt = new_attempt(stop_at, options)
         outcome = attempt.run()
         if attempt.session.checks.raised is not None:  # to see what the program makes of that
-            way = replace(way, leaves=(*way.leaves, attempt.leaves_by(outcome)))
+            options = replace(options, leaves=(*options.leaves, attempt.leaves_by(outcome)))
             continue
         if attempt.notices:  # which changes no graph, if leaving the blocks can be replayed
-            asked = _leaves(new_attempt, stop_at, way, len(attempt.session.checks.rows))
+            asked = _leaves(new_attempt, stop_at, options, len(attempt.session.checks.rows))
             if all(map(asked.admits, range(len(asked.leaves)))):
-                attempt.way, attempt.cannot_check = replace(way, leaves=asked.leaves), False
+                attempt.attempt_options = replace(options, leaves=asked.leaves)
+                attempt.cannot_check = False
         if attempt.cannot_check:  # from the beginning: what was left to the end breaks the graph
-            stop_at, break_, way = -1, None, replace(way, checks=False)
+            stop_at, break_, options = -1, None, replace(options, checks=False)
             continue
-        if attempt.raises and attempt.session.asked_compiling and way.compiling:
+        if attempt.raises and attempt.session.asked_compiling and options.compiling:
             # What raises only because it was told that it is compiled is told that it is not.
-            other = new_attempt(stop_at, replace(way, compiling=False))
+            other = new_attempt(stop_at, replace(options, compiling=False))
             found = other.run()
             if not other.raises:
-                attempt, outcome, way = other, found, other.way
+                attempt, outcome, options = other, found, other.attempt_options
         if attempt.leaks and attempt.session.applied_functions and not exports:
             # What a forward that nothing differentiates keeps elsewhere is the graph's to give,
             # which guards keep to such calls. (The node of a function would refuse others.)
-            other = new_attempt(stop_at, replace(way, inlines=True))
+            other = new_attempt(stop_at, replace(options, inlines=True))
             found = other.run()
             if not other.leaks:
-                attempt, outcome, way = other, found, other.way
+                attempt, outcome, options = other, found, other.attempt_options
         if isinstance(outcome, Break):
             if 0 <= stop_at <= attempt.first_step:
                 raise NotCapturable(outcome.graph_break)
@@ -140,15 +143,17 @@ def _capture(new_attempt: Callable[[int, Way], Attempt], exports: bool, way: Way
         return _Captured(attempt, outcome, break_ if stop_at >= 0 else None, stop_at)
 
 
-def _leaves(new_attempt: Callable[[int, Way], Attempt], stop_at: int, way: Way, rows: int) -> Way:
-    """The way with what leaving so many rows of blocks does."""
-    way = replace(way, checks=False)
+def _leaves(
+    new_attempt: NewAttempt, stop_at: int, options: AttemptOptions, rows: int
+) -> AttemptOptions:
+    """These options with what leaving so many rows of blocks does."""
+    options = replace(options, checks=False)
     for _ in range(rows):
-        attempt = new_attempt(stop_at, way)
-        way = replace(way, leaves=(*way.leaves, attempt.leaves_by(attempt.run())))
-        if not way.admits(len(way.leaves) - 1):
+        attempt = new_attempt(stop_at, options)
+        options = replace(options, leaves=(*options.leaves, attempt.leaves_by(attempt.run())))
+        if not options.admits(len(options.leaves) - 1):
             break
-    return way
+    return options
 
 
 class _Captured:
@@ -163,4 +168,4 @@ class _Captured:
     @property
     def counters(self) -> frozenset[str]:
         """The ints that were symbolic from the start."""
-        return self.attempt.way.counters
+        return self.attempt.attempt_options.counters

@@ -14,8 +14,8 @@ from dovetail_guards.iterators import READERS
 from torch import from_numpy
 
 from dovetail_capture import rebuild
-from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.computed_sources import DrawSource, PlainSource, as_plain
+from dovetail_capture.interpreter.values.tensors import ArraySource
 from dovetail_capture.recipe import (
     Build,
     CallFunction,

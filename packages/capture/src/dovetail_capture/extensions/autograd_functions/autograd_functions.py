@@ -237,7 +237,7 @@ def _capture_backward(
         reads = [*reads, *late.reads]
     saved = _attribute(vm, ctx, "saved_tensors")
     unsaved = [value for value in taken if value not in saved]
-    session.late.found += reads
+    session.late_reads.found += reads
     return Backward(GraphInBackward(graph, count, tuple(reads), recording), taken, unsaved)
 
 
@@ -293,7 +293,7 @@ def _backward_graph(
             outputs.append(None if absent else inner.argument(part)[0])
     inner.graph.output(tuple(outputs))
     born, what = vm.frames[0].steps, f"the backward of {name}"
-    session.late.states.append(LateState(what, born, late.state(), []))
+    session.late_reads.states.append(LateState(what, born, late.state(), []))
     return inner.module(), inner.captured, late
 
 
@@ -390,8 +390,8 @@ def _watch(vm: Interpreter, cls: Any, pieces: Pieces, found: Value) -> None:
     tensors = [value for value in unsaved if isinstance(value, TensorValue)]
     versions = [(t, 0) for t in shared] + [(t, t.fake._version) for t in tensors]
     what = f"the backward of {cls.__name__}"
-    session.late.states.append(LateState(what, vm.frames[0].steps, [], versions))
-    session.late.tensors += tensors
+    session.late_reads.states.append(LateState(what, vm.frames[0].steps, [], versions))
+    session.late_reads.tensors += tensors
 
 
 # `apply` as the classes behind autograd.Function define it: in Python or in C.

@@ -14,11 +14,10 @@ from dovetail_capture.extensions.numpy.numpy_on_tensors import UFUNCS
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.choices import BINARY, COMPARE
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue, CopiedView
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import SliceValue, TupleValue
 from dovetail_capture.interpreter.values.functions import IteratorValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, CopiedView, TensorValue
 
 try:
     import numpy as np

@@ -14,10 +14,9 @@ from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue, check_dtype
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue, check_dtype
 
 try:
     import numpy as np

@@ -25,10 +25,9 @@ from dovetail_capture.interpreter.library.torch_functions.tensor_creation import
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 try:
     import numpy as np

@@ -14,7 +14,7 @@ from dovetail_guards.source import ClosureCellSource
 from dovetail_guards.torch_state import FUNCTION_MODES, READERS
 from torch.autograd import forward_ad
 
-from dovetail_capture.captured_frame import GraphBreak, Way
+from dovetail_capture.captured_frame import AttemptOptions, GraphBreak
 from dovetail_capture.environment.torch_state import no_function_modes
 from dovetail_capture.errors import GraphBreakError
 from dovetail_capture.interpreter.attempts.bytecode_interpreter import BytecodeInterpreter
@@ -25,7 +25,7 @@ from dovetail_capture.interpreter.inputs.wrap import cell_value
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.machine.frame import BreakHere, Frame
 from dovetail_capture.interpreter.protocols import generators
-from dovetail_capture.interpreter.recipes import effect_recipes, iterator_recipes
+from dovetail_capture.interpreter.recipes import effect_recipes, object_recipes
 from dovetail_capture.interpreter.recipes.rebuilder import Rebuilder
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import (
@@ -84,12 +84,12 @@ class Attempt:
         args: tuple[Any, ...],
         options: CaptureOptions,
         stop_at: int,
-        way: Way,
+        attempt_options: AttemptOptions,
         error: BaseException | None = None,
     ) -> None:
         self.code = code
         self.stop_at = stop_at
-        self.way = way
+        self.attempt_options = attempt_options
         # An exception of the program's leaves the frame, or is handled where the graph breaks.
         self.raises = False
         self.leaks = False  # a tensor left the function that it is inside of
@@ -98,11 +98,11 @@ class Attempt:
         self.recorder = Recorder(lambda: self.vm.stack_trace(), options.learned.refused)
         self.recorder.warned = OperatorWarnings(lambda: self.vm.frames[-1].place())
         self.session = Session(code, func.__globals__, self.recorder, options)
-        self.session.compiling = way.compiling
-        self.session.shapes.counters = way.counters
-        self.session.inlines_functions = way.inlines
-        self.session.checks.allowed = way.checks and not self.session.exports
-        self.session.checks.way = way
+        self.session.compiling = attempt_options.compiling
+        self.session.shapes.counters = attempt_options.counters
+        self.session.inlines_functions = attempt_options.inlines
+        self.session.checks.allowed = attempt_options.checks and not self.session.exports
+        self.session.checks.attempt_options = attempt_options
         self.session.checks.error = error or RuntimeError("an operation's")
         self.left = False  # by the error of an operation
         self.vm = BytecodeInterpreter(self.session, options, DEBUG)
@@ -203,8 +203,8 @@ class Attempt:
             else:
                 end = self._broken_end(rebuilder)
             effect_recipes.changes(rebuilder)
-            iterator_recipes.replay_steps(rebuilder)
-            iterator_recipes.check_iterators(rebuilder)
+            object_recipes.replay_steps(rebuilder)
+            object_recipes.check_iterators(rebuilder)
             rebuilder.check_caches()
             rebuilder.check_hooks()
             rebuilder.check_late_reads()
@@ -238,7 +238,7 @@ class Attempt:
         return End(rebuilder, end)
 
     def leaves_by(self, outcome: Break | End) -> str:
-        """What the frame does as an error leaves it, see `Way`."""
+        """What the frame does as an error leaves it, see `AttemptOptions`."""
         if not self.left or isinstance(outcome, Break):
             return "no"
         made_before = self.session.draws.calls or self.session.effects.kernel_settings.before

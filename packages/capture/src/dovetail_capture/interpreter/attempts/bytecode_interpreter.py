@@ -170,8 +170,8 @@ class BytecodeInterpreter(Interpreter):
     # --- variables ------------------------------------------------------------------------------
 
     def resolve_cell(self, cell: CellValue) -> Value:
-        if self.session.late.watch is not None:
-            self.session.late.watch.cell(cell, str(self.frames[-1].current.argval))
+        if self.session.late_reads.watch is not None:
+            self.session.late_reads.watch.cell(cell, str(self.frames[-1].current.argval))
         content = cell.content
         if content.__class__ is Lazy:
             content = cell.content = self.wrap(content.real, content.source)

@@ -28,9 +28,8 @@ from dovetail_capture.interpreter.inputs.input_relations import relate_inputs
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
 from dovetail_capture.interpreter.session.covered_lines import visits
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.computed_sources import PlainSource
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArraySource, TensorValue
 
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 
@@ -54,9 +53,9 @@ def captured_frame(attempt: Attempt, outcome: End, break_: GraphBreak | None) ->
     if attempt.recorder.operations or pending.holds:
         module = attempt.recorder.module()
         FUNCTION.tell(module, attempt.code.co_qualname)
-        if session.late.found:
-            module.meta[READS] = tuple(session.late.found)
-        late = session.late.tensors
+        if session.late_reads.found:
+            module.meta[READS] = tuple(session.late_reads.found)
+        late = session.late_reads.tensors
         if late:
             fakes = {g.name: value.node.meta.get("val") for g, value in session.inputs.entries}
             module.meta[INPUTS] = share_memory([fakes[g.name] for g in used], late)
@@ -96,7 +95,10 @@ def captured_frame(attempt: Attempt, outcome: End, break_: GraphBreak | None) ->
         BeforeGraph(session.effects.kernel_settings.of_graph(), tuple(session.draws.calls)),
         shapes.env if shapes.env.hints else None,
         checks,
-        replace(attempt.way, told_compiling=session.asked_compiling and attempt.way.compiling),
+        replace(
+            attempt.attempt_options,
+            told_compiling=session.asked_compiling and attempt.attempt_options.compiling,
+        ),
         shapes.env.assumed(),
     )
 

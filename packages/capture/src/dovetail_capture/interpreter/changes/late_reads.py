@@ -86,10 +86,10 @@ def _is_default(source: Source) -> bool:
 class LateReads:
     """Watches what is read while `what` ("a backward", "a hook") is captured."""
 
-    def __init__(self, vm: Interpreter, what: str, way: str) -> None:
+    def __init__(self, vm: Interpreter, what: str, hint: str) -> None:
         self.vm = vm
         self.what = what
-        self.way = way
+        self.hint = hint
         self.reads: list[BackwardRead] = []
         self.asks_grad_mode = False  # or sets it
         self._values: dict[int, Value] = {}
@@ -97,7 +97,7 @@ class LateReads:
         self._frozen: set[int] = set()  # ids of the sources of what nobody can change
 
     def _refuse(self, text: str) -> NoReturn:
-        raise GraphBreakSignal(f"{self.what} that reads {text}, which may change", self.way)
+        raise GraphBreakSignal(f"{self.what} that reads {text}, which may change", self.hint)
 
     # --- what existed before the frame ------------------------------------------------------------
 
@@ -261,16 +261,16 @@ def share_memory(values: Iterable[Any], tensors: Iterable[Value]) -> list[int]:
 
 
 @contextmanager
-def watching(vm: Interpreter, what: str, way: str) -> Iterator[LateReads]:
+def watching(vm: Interpreter, what: str, hint: str) -> Iterator[LateReads]:
     """A block that breaks the graph if it reads what may change."""
     session = vm.session
-    before = vm.global_values, vm.class_attribute_values, session.late.watch
+    before = vm.global_values, vm.class_attribute_values, session.late_reads.watch
     vm.global_values, vm.class_attribute_values = {}, {}
-    session.late.watch = found = LateReads(vm, what, way)
+    session.late_reads.watch = found = LateReads(vm, what, hint)
     try:
         yield found
     finally:
-        vm.global_values, vm.class_attribute_values, session.late.watch = before
+        vm.global_values, vm.class_attribute_values, session.late_reads.watch = before
 
 
 __all__ = ["LASTING", "NUMBERS", "LateReads", "share_memory", "state_of", "watching"]

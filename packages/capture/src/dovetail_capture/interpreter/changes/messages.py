@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.changes.late_reads import state_of
-from dovetail_capture.interpreter.session.effect_ledger import CallForEffect, Message
+from dovetail_capture.interpreter.session.ledgers import CallForEffect, Message
 from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -19,7 +18,7 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.reporting.program_warnings import WarnAbove, WarnAt, action
 
 if TYPE_CHECKING:

@@ -34,12 +34,11 @@ from dovetail_capture.interpreter.library.torch_functions.data_dependence import
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.interpreter.values.truths import TruthOf
 
 if TYPE_CHECKING:
@@ -195,8 +194,8 @@ def _passes(vm: Interpreter) -> bool:
     pending, row = vm.session.checks, _row_here(vm)
     if row >= _MOST_ROWS:
         return False
-    if row < len(pending.way.leaves):
-        return pending.way.admits(row)
+    if row < len(pending.attempt_options.leaves):
+        return pending.attempt_options.admits(row)
     pending.raised = vm.held(pending.error)
     raise ProgramException(pending.raised)
 

@@ -20,12 +20,11 @@ from dovetail_guards.source import (
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.session.session import Session
-from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.computed_sources import PlainSource
 from dovetail_capture.interpreter.values.containers import DictValue, ListValue, SetValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArraySource, TensorValue
 
 
 def relate_inputs(session: Session, inputs: list[GraphInput]) -> None:

@@ -45,12 +45,6 @@ from dovetail_capture.interpreter.inputs.wrap_containers import (
 )
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import (
-    FEW_KERNELS,
-    ArraySource,
-    ArrayValue,
-    array_parts,
-)
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import (
@@ -61,6 +55,12 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES, IDENTITY_TYPES, is_numpy
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
+from dovetail_capture.interpreter.values.tensors import (
+    FEW_KERNELS,
+    ArraySource,
+    ArrayValue,
+    array_parts,
+)
 from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
 
@@ -76,8 +76,8 @@ def wrap(session: Session, real: Any, source: Source) -> Value:
         if real.__class__ is cls:  # another object may say something else of its class
             session.objects.wrappers[cls] = wrapper
     value = wrapper(session, real, source)
-    if session.late.watch is not None:
-        session.late.watch.note(real, source, value)
+    if session.late_reads.watch is not None:
+        session.late_reads.watch.note(real, source, value)
     return value
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 VERSION = sys.version_info[:2]
 
@@ -184,3 +184,20 @@ def _exception_table(table: bytes) -> list[tuple[int, int, int, int, bool]]:
         depth = varint()
         rows.append((start, end, target, depth >> 1, bool(depth & 1)))
     return rows
+
+
+Handler = Callable[[Any, Any], "int | None"]
+
+ALWAYS = ((3, 11), (3, 13))
+FROM_312 = ((3, 12), (3, 13))
+FROM_313 = ((3, 13), (3, 13))
+UNTIL_311 = ((3, 11), (3, 11))
+UNTIL_312 = ((3, 11), (3, 12))
+
+
+class Row(NamedTuple):
+    """`name` is handled by `handler` on the Python versions `versions[0]..versions[1]`."""
+
+    name: str
+    versions: tuple[tuple[int, int], tuple[int, int]]
+    handler: Handler

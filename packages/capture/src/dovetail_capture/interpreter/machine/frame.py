@@ -68,7 +68,7 @@ class Frame:
         while True:
             try:
                 session = self.vm.session
-                watched = session.late.watch is not None or session.covered is not None
+                watched = session.late_reads.watch is not None or session.covered is not None
                 if self.is_top or self.vm.debug or watched:
                     return self._run_watched()
                 while True:
@@ -88,7 +88,7 @@ class Frame:
         checked."""
         instructions = self.decoded.instructions
         debug = self.vm.debug
-        late, covered = self.vm.session.late.watch, None
+        late, covered = self.vm.session.late_reads.watch, None
         if self.vm.session.covered is not None:
             _, covered = self.vm.session.covered.setdefault(id(self.code), (self.code, set()))
         while True:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
+from dovetail_capture.interpreter.machine.decoding import (
+    ALWAYS,
+    FROM_312,
+    FROM_313,
+    UNTIL_312,
+    VERSION,
+    Instruction,
+    Row,
+)
 from dovetail_capture.interpreter.opcodes.container_opcodes import function_text, is_iterable
-from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, FROM_313, UNTIL_312, Row
 from dovetail_capture.interpreter.protocols import dicts, raising, sequences
 from dovetail_capture.interpreter.protocols.operators import unary
 from dovetail_capture.interpreter.signals import GraphBreakSignal

@@ -6,8 +6,13 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from dovetail_capture.interpreter.machine.decoding import Instruction
-from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_313, UNTIL_312, Row
+from dovetail_capture.interpreter.machine.decoding import (
+    ALWAYS,
+    FROM_313,
+    UNTIL_312,
+    Instruction,
+    Row,
+)
 from dovetail_capture.interpreter.protocols import dicts, operands, sequences, truth_and_length
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.symbolic_keys import add_member

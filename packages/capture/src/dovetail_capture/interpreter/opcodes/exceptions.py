@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
+from dovetail_capture.interpreter.machine.decoding import (
+    ALWAYS,
+    FROM_312,
+    VERSION,
+    Instruction,
+    Row,
+)
 from dovetail_capture.interpreter.machine.frame import MAKE_GENERATOR, YIELD, GeneratorValue
-from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, Row
 from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.global_variables import built_in

@@ -8,25 +8,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.changes.unchanged import no_changes
-from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
-from dovetail_capture.interpreter.machine.frame import RETURN
-from dovetail_capture.interpreter.opcodes.rows import (
+from dovetail_capture.interpreter.machine.decoding import (
     ALWAYS,
     FROM_312,
     FROM_313,
     UNTIL_311,
+    VERSION,
     Handler,
+    Instruction,
     Row,
 )
+from dovetail_capture.interpreter.machine.frame import RETURN
 from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
 from dovetail_capture.interpreter.protocols import comparison, held_iterators
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import SliceValue
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue, NativeMethod
 from dovetail_capture.interpreter.values.objects import ProgramException
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.interpreter.values.truths import TruthOf
 
 if TYPE_CHECKING:
@@ -72,19 +72,21 @@ def _one_of_several(frame: Frame, value: Value) -> bool:
     try:
         held = [item for one in vm.frames for item in (*one.slots, *one.stack, *one.closure)]
         with no_changes(vm, held, _CHANGES):
-            start: int | None = _ways(_jump_of(frame))[asks]
+            start: int | None = _targets(_jump_of(frame))[asks]
             while start is not None and not satisfied:
                 condition = _condition_from(frame, start)
-                way = _must_be(frame)
+                needed = _must_be(frame)
                 on = (
-                    None if way is not None else _asks_on(frame.decoded.instructions, frame.current)
+                    None
+                    if needed is not None
+                    else _asks_on(frame.decoded.instructions, frame.current)
                 )
-                wanted = not on if way is None else way
+                wanted = not on if needed is None else needed
                 if isinstance(condition, (TensorValue, TruthOf, ArrayValue)):
                     conditions.append((condition, wanted))
                 else:
                     satisfied = vm.truth(condition) is wanted
-                start = None if on is None else _ways(frame.current)[on]
+                start = None if on is None else _targets(frame.current)[on]
     except ProgramException:
         raise GraphBreakSignal(_CHANGES) from None
     finally:
@@ -144,7 +146,7 @@ def _is_conditional(inst: Instruction) -> bool:
     return "IF_TRUE" in inst.opname or "IF_FALSE" in inst.opname
 
 
-def _ways(jump: Instruction) -> dict[bool, int]:
+def _targets(jump: Instruction) -> dict[bool, int]:
     """Where a conditional jump goes, by the truth of the condition."""
     return {"IF_TRUE" in jump.opname: jump.target, "IF_FALSE" in jump.opname: jump.index + 1}
 
@@ -154,17 +156,17 @@ def _asks_on(instructions: list[Instruction], jump: Instruction) -> bool | None:
     where the opposite leads at once, or to others or an exception; None if it does not."""
     if not _is_conditional(jump):
         return None
-    ways = _ways(jump)
+    targets = _targets(jump)
     for truth in (True, False):
-        index = ways[truth]
+        index = targets[truth]
         while instructions[index].opname.startswith(_ASKS):
             index += 1
         last = instructions[index]
         if not _is_conditional(last) or last.index < jump.index:  # (a loop asks again)
             continue
-        further = _ways(last)
+        further = _targets(last)
         for then, goal in further.items():
-            if _is_same_place(instructions, goal, ways[not truth]):
+            if _is_same_place(instructions, goal, targets[not truth]):
                 if _raises(instructions, further[not then]):
                     return truth
                 if _asks_on(instructions, last) is (not then):
@@ -203,8 +205,8 @@ def _must_be(frame: Frame) -> bool | None:
     jump = _jump_of(frame)
     if not _is_conditional(jump):
         return None
-    ways = _ways(jump)
-    raising = [truth for truth, start in ways.items() if _raises(instructions, start)]
+    targets = _targets(jump)
+    raising = [truth for truth, start in targets.items() if _raises(instructions, start)]
     return not raising[0] if len(raising) == 1 else None
 
 

@@ -6,8 +6,14 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
-from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Row
+from dovetail_capture.interpreter.machine.decoding import (
+    ALWAYS,
+    FROM_312,
+    UNTIL_311,
+    VERSION,
+    Instruction,
+    Row,
+)
 from dovetail_capture.interpreter.opcodes.stack import load_deref
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.global_variables import built_in, global_value

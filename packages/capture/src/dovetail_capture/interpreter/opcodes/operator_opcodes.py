@@ -6,9 +6,16 @@ import dis
 from typing import TYPE_CHECKING
 
 from dovetail_capture.interpreter.data_checks.value_checks import opposite
-from dovetail_capture.interpreter.machine.decoding import VERSION, Instruction
+from dovetail_capture.interpreter.machine.decoding import (
+    ALWAYS,
+    FROM_312,
+    UNTIL_311,
+    VERSION,
+    Handler,
+    Instruction,
+    Row,
+)
 from dovetail_capture.interpreter.opcodes.jumps import COMPARE_SHIFT, branch_truth
-from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, UNTIL_311, Handler, Row
 from dovetail_capture.interpreter.protocols import (
     comparison,
     containment,

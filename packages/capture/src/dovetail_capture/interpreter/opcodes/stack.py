@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from dovetail_capture.interpreter.machine.decoding import Instruction
-from dovetail_capture.interpreter.opcodes.rows import ALWAYS, FROM_312, FROM_313, UNTIL_312, Row
+from dovetail_capture.interpreter.machine.decoding import (
+    ALWAYS,
+    FROM_312,
+    FROM_313,
+    UNTIL_312,
+    Instruction,
+    Row,
+)
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue

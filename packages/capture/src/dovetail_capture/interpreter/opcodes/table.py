@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dovetail_capture.interpreter.machine.decoding import VERSION
+from dovetail_capture.interpreter.machine.decoding import VERSION, Handler, Row
 from dovetail_capture.interpreter.opcodes import (
     call_opcodes,
     container_opcodes,
@@ -12,7 +12,6 @@ from dovetail_capture.interpreter.opcodes import (
     operator_opcodes,
     stack,
 )
-from dovetail_capture.interpreter.opcodes.rows import Handler, Row
 
 ROWS: tuple[Row, ...] = (
     *stack.ROWS,

@@ -38,7 +38,6 @@ from dovetail_capture.interpreter.protocols.object_attributes import (
 )
 from dovetail_capture.interpreter.protocols.tensor_lookup import tensor_attr
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -57,7 +56,7 @@ from dovetail_capture.interpreter.values.functions import (
 from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -92,8 +91,8 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
     if writes and id(real) in writes:
         found = dicts.get(vm, writes[id(real)][1], name)
         if found is not None:
-            if vm.session.late.watch is not None:
-                vm.session.late.watch.written(name)
+            if vm.session.late_reads.watch is not None:
+                vm.session.late_reads.watch.written(name)
             return found
     if isinstance(real, types.ModuleType):
         return _module_attr(vm, obj, real, name)

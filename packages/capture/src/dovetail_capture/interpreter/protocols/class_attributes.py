@@ -63,8 +63,8 @@ def written_data(vm: Interpreter, cls: type, name: str) -> Value | None:
             found = next((names[name] for names in before if name in names), MISSING)
             vm.class_reads.setdefault((cls, name), found)
             vm.classes_read[cls] = None
-            if vm.session.late.watch is not None:
-                vm.session.late.watch.written(name)
+            if vm.session.late_reads.watch is not None:
+                vm.session.late_reads.watch.written(name)
             return value
         if name in held:
             return None

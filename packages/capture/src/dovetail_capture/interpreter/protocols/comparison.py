@@ -24,7 +24,6 @@ from dovetail_capture.interpreter.protocols.operands import (
 )
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -38,7 +37,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.interpreter.values.truths import Chosen
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ def global_value(vm: Interpreter, globals_: dict[str, Any], name: str) -> Value:
     if isinstance(opened, DictValue) and opened.mutated:
         raise GraphBreakSignal("a global read where `globals()` was changed in this graph")
     if session.effects.global_writes and key in session.effects.global_writes:
-        if session.late.watch is not None:
-            session.late.watch.written(name)
+        if session.late_reads.watch is not None:
+            session.late_reads.watch.written(name)
         written = session.effects.global_writes[key]
         if written is not None:
             return written

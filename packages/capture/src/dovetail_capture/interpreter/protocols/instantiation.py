@@ -17,7 +17,7 @@ from dovetail_capture.interpreter.protocols.native_calls import (
     call_native,
     check_arguments,
 )
-from dovetail_capture.interpreter.protocols.returned import returned
+from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import TupleValue

@@ -18,7 +18,6 @@ from dovetail_capture.interpreter.protocols import (
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.protocols.operands import has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -29,7 +28,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

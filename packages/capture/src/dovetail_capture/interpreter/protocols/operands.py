@@ -145,3 +145,11 @@ def refuse_opaque(symbol: str, *operands: Value) -> None:
     for operand in operands:
         if is_opaque(operand):
             raise GraphBreakSignal(f"`{symbol}` of {operand.describe()}")
+
+
+def returned(vm: Interpreter, value: Value, wanted: type, text: str) -> Value:
+    """What a special method returned; TypeError, naming its type, if it is no `wanted`."""
+    cls = value.python_type()
+    if wanted not in cls.__mro__:
+        vm.raise_error(TypeError, text.format(cls.__name__))
+    return value

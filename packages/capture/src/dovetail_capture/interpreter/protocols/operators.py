@@ -30,7 +30,6 @@ from dovetail_capture.interpreter.protocols.operands import (
 )
 from dovetail_capture.interpreter.protocols.subscripts import index_of
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -42,7 +41,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.interpreter.values.truths import Chosen
 
 if TYPE_CHECKING:

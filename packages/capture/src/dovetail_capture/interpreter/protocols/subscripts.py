@@ -18,15 +18,14 @@ from dovetail_capture.interpreter.protocols.operands import (
     fold,
     has_own,
     record_call,
+    returned,
 )
-from dovetail_capture.interpreter.protocols.returned import returned
 from dovetail_capture.interpreter.protocols.tensor_index import (
     at_symbolic_numbers,
     by_mapped_number,
     tensor_key,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -36,7 +35,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

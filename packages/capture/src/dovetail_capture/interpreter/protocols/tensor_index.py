@@ -11,11 +11,10 @@ from torch.fx import Node
 from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.operands import record_call
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue, SliceValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -20,10 +20,9 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
 )
 from dovetail_capture.interpreter.protocols.object_attributes import bind_to_instance
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArraySource, TensorValue
 from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import dunder, fold, has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -24,7 +23,7 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -18,13 +18,15 @@ from dovetail_capture.interpreter.changes.messages import check_message
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.recipes.iterator_recipes import iterator_recipe
-from dovetail_capture.interpreter.recipes.object_recipes import native_method_recipe, object_recipe
+from dovetail_capture.interpreter.recipes.object_recipes import (
+    iterator_recipe,
+    native_method_recipe,
+    object_recipe,
+)
 from dovetail_capture.interpreter.recipes.tensor_recipes import number_recipe, tensor_recipe
 from dovetail_capture.interpreter.session import cached_calls
-from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
+from dovetail_capture.interpreter.session.ledgers import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -48,7 +50,7 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, TokenValue
 from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.interpreter.values.truths import TruthOf
 
@@ -303,7 +305,7 @@ class Rebuilder:
 
     def check_late_reads(self) -> None:
         """What a backward reads is, when it runs, what it was when it was captured."""
-        for state in self.vm.session.late.states:
+        for state in self.vm.session.late_reads.states:
             state.check(self._made, state_of)
 
     def check_messages(self) -> None:

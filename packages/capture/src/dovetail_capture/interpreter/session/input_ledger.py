@@ -31,7 +31,7 @@ from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
-from dovetail_capture.interpreter.session.mode_ledger import ModeLedger
+from dovetail_capture.interpreter.session.ledgers import ModeLedger
 from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
 from dovetail_capture.interpreter.session.sources import SourceTable
 from dovetail_capture.interpreter.signals import GraphBreakSignal

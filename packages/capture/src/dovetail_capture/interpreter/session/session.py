@@ -8,12 +8,10 @@ from typing import Any
 from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.session.covered_lines import Offsets, is_measured
 from dovetail_capture.interpreter.session.draw_ledger import DrawLedger
-from dovetail_capture.interpreter.session.effect_ledger import EffectLedger
 from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
 from dovetail_capture.interpreter.session.input_ledger import InputLedger
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
-from dovetail_capture.interpreter.session.late_ledger import LateLedger
-from dovetail_capture.interpreter.session.mode_ledger import ModeLedger
+from dovetail_capture.interpreter.session.ledgers import EffectLedger, LateReadLedger, ModeLedger
 from dovetail_capture.interpreter.session.object_ledger import IteratorLedger, ObjectLedger
 from dovetail_capture.interpreter.session.sources import SourceTable
 from dovetail_capture.interpreter.values.truths import PendingChecks
@@ -47,7 +45,7 @@ class Session:
         self.draws = DrawLedger(self.shapes, self.inputs)
         self.iterators = IteratorLedger()
         self.effects = EffectLedger()
-        self.late = LateLedger()
+        self.late_reads = LateReadLedger()
         self.checks = PendingChecks()  # of the data of tensors
         # What a program learns that asks whether it is compiled, and whether one did.
         self.compiling, self.asked_compiling = True, False

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dovetail_capture.captured_frame import Way
+from dovetail_capture.captured_frame import AttemptOptions
 from dovetail_capture.interpreter.signals import MustEndBefore
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -57,7 +57,7 @@ class PendingChecks:
     holds: dict[torch.device, TensorValue] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
     raising: str = ""
-    way: Way = field(default_factory=Way)
+    attempt_options: AttemptOptions = field(default_factory=AttemptOptions)
     rows: list[Any] = field(default_factory=list)  # of `finally` blocks around what may raise
     error: BaseException | None = None  # is raised in the next one, to see what it does, ...
     raised: Value | None = None  # ... and was

@@ -15,7 +15,7 @@ from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kw
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, inlining, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.protocols.returned import returned
+from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import (

@@ -21,7 +21,7 @@ from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kw
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.protocols.returned import returned
+from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean

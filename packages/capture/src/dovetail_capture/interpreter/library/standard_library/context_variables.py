@@ -25,7 +25,7 @@ def _real(value: Value) -> Any:
 def context_get(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`variable.get()`, `variable.get(default)`."""
     real, session = _real(args[0]), vm.session
-    if session.late.watch is not None:
+    if session.late_reads.watch is not None:
         raise GraphBreakSignal("a ContextVar that a backward or a hook reads")
     written = session.effects.context_writes.get(real)
     if written is not None:

@@ -17,11 +17,10 @@ from dovetail_capture.interpreter.library.torch_functions.inner_graphs import In
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArraySource
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.computed_sources import PlainSource
 from dovetail_capture.interpreter.values.objects import ObjectValue
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArraySource, TensorValue
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CHANGING = ("resize_", "resize_as_", "set_", "as_strided_")

@@ -12,12 +12,11 @@ from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handl
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.arrays import ArrayValue
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 
 
 def inlined(vm: Interpreter, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Value:

@@ -32,7 +32,7 @@ from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handl
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
-from dovetail_capture.interpreter.session.effect_ledger import CallForEffect
+from dovetail_capture.interpreter.session.ledgers import CallForEffect
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
@@ -119,7 +119,7 @@ def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
         reads = [*reads, *late.reads]
     if graph is None:
         return _Captured(None, taken)
-    vm.session.late.found.extend(reads)
+    vm.session.late_reads.found.extend(reads)
     return _Captured(GraphInBackward(graph, count, tuple(reads), recording), taken)
 
 
@@ -223,7 +223,7 @@ def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Valu
     call: CallForEffect = (method, [tensor, hook], {})
     session.effects.register_on_input(call)
     if not tensor.fake.is_leaf:
-        session.late.states.append(LateState("a hook", born, [], [(tensor, 0)]))
+        session.late_reads.states.append(LateState("a hook", born, [], [(tensor, 0)]))
     return HandleValue(None, None, born, call)
 
 

@@ -16,7 +16,7 @@ from dovetail_guards.torch_state import (
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.session.mode_ledger import OpenMode
+from dovetail_capture.interpreter.session.ledgers import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -27,8 +27,8 @@ _C: Any = torch._C
 
 def _note_grad_mode(vm: Interpreter) -> None:
     """The program asks for the mode of gradients, or sets it."""
-    if vm.session.late.watch is not None:
-        vm.session.late.watch.asks_grad_mode = True
+    if vm.session.late_reads.watch is not None:
+        vm.session.late_reads.watch.asks_grad_mode = True
 
 
 def is_grad_enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
