@@ -80,6 +80,20 @@ def test_launches_tell_the_program_s_line() -> None:
     assert "  # add_softmax_mul (model.py:7)" in text
 
 
+def test_the_head_of_a_kernel_tells_the_lines_of_all_its_nests() -> None:
+    def two_lines(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), x.cos()
+
+    gm = trace_aten(two_lines, torch.randn(64), decompositions=core_aten_table())
+    for node in gm.graph.nodes:
+        line = 8 if "cos" in node.name else 7
+        node.meta["stack_trace"] = f'File "model.py", line {line}, in two_lines'
+    for gpu in (False, True):
+        plan = compile_graph(gm, options=InductorOptions(triton=gpu, simd_bytes=64))
+        (kernel,) = plan.kernels
+        assert " sin_cos (model.py:7, model.py:8): " in head_of(kernel, plan)
+
+
 def test_the_head_of_a_kernel_tells_launches_and_shapes() -> None:
     plan = planned(softmax_twice, torch.randn(8, 40))
     (kernel,) = plan.kernels

@@ -80,14 +80,14 @@ def _with_whole(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def label_of(nests: Iterable[LoopNest], lines: Mapping[str, str], name: str = "") -> str:
-    """What a launch is called for people: its operators (or `name`), and the line of the program
-    that the last of its nests is from: `softmax_mul (model.py:12)`. `lines` are tracebacks' lines,
-    by the names of the graph's nodes."""
+    """What a launch is called for people: its operators (or `name`), and the lines of the program
+    that its nests are from: `softmax_mul (model.py:12, model.py:15)`. `lines` are tracebacks'
+    lines, by the names of the graph's nodes."""
     every = list(nests)
-    known = [lines[nest.origin] for nest in every if lines.get(nest.origin)]
-    place = search(r'File "(?P<file>[^"]*)", line (?P<line>\d+)', known[-1]) if known else None
+    found = (search(r'File "([^"]*)", line (\d+)', lines.get(nest.origin) or "") for nest in every)
+    places = dict.fromkeys(f"{Path(one[1]).name}:{one[2]}" for one in found if one is not None)
     name = name or operators_of(every)
-    return name if place is None else f"{name} ({Path(place['file']).name}:{place['line']})"
+    return f"{name} ({', '.join(places)})" if places else name
 
 
 def head_of(kernel: Kernel, plan: Plan) -> str:

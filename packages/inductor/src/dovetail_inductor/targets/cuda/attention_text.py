@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import ClassVar
 
 from dovetail_inductor.loop_ir.attention_loops import (
@@ -26,6 +27,7 @@ from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 LOG2_E = "1.4426950408889634"
 _LARGE = 1e30  # a moderate score is smaller
+_Turn = Callable[[ScoreBody], None]  # writes what is done with a tile of scores
 _NAMES = ("b", "h", "i", "j")  # of the loop variables in the text
 
 
@@ -174,10 +176,9 @@ class AttentionText:
         """The pointer to a program's part of an operand, and what is added for positions and for
         the elements of rows."""
         by_batch, by_head, *rest = operand.stride
-        base = (
-            f"{self.parameter(operand.buffer)} + ({_times('b', by_batch)} + {_times(head, by_head)}"
-        )
-        base += f" + {operand.offset})" if operand.offset else ")"
+        offset = f" + {operand.offset}" if operand.offset else ""
+        start = f"{_times('b', by_batch)} + {_times(head, by_head)}{offset}"
+        base = f"{self.parameter(operand.buffer)} + ({start})"
         within = _times(position, rest[0])
         if width is not None:
             within += f" + {_times(width, rest[1])}"
@@ -257,10 +258,11 @@ class AttentionText:
         invariant = [
             node
             for node in walk((*self.loops.body.roots, *self.loops.inside.roots))
-            if not node.free >> changing.id & 1 and not isinstance(node, Constant)
+            if not node.free >> changing.id & 1
+            and not isinstance(node, Constant)
+            # What reads a score depends on no variable where each counts nothing but one.
+            and not any(isinstance(p, Load) and p.buffer in own for p in walk([node]))
         ]
-        # What reads a score depends on no variable where each counts nothing but one.
-        invariant = [n for n in invariant if not any(_reads(p, own) for p in walk([n]))]
         interpret(invariant, self.emitter(), memo)
         return memo
 
@@ -275,9 +277,7 @@ class AttentionText:
         shape = f"[{', '.join(str(a.block) for a in self.tiling.axes)}]"
         return self.lines.define(f"tl.broadcast_to({value}, {shape}).to(tl.float32)")
 
-    def go_through(
-        self, position: str, at: str, block: int, turn: Callable[[ScoreBody], None]
-    ) -> None:
+    def go_through(self, position: str, at: str, block: int, turn: _Turn) -> None:
         """Loops over the tiles along keys or queries for `block` of the others, which begin at
         `at`. `turn` writes what is done with a tile that begins at `start`, with a body."""
         size, step = self.size_of(position)
@@ -287,7 +287,7 @@ class AttentionText:
         upper = [b for b in bounds if b.upper]
         begin, end = "0", str(size)
         if lower:
-            widest = [f"{_extreme(b, at, block, True)}" for b in lower]
+            widest = [_extreme(b, at, block, True) for b in lower]
             begin = self.lines.define(_folded("tl.maximum", ["0", *widest]), "begin")
             begin = self.lines.define(f"{begin} // {step} * {step}", "begin")
         if upper:
@@ -296,7 +296,7 @@ class AttentionText:
         if self.told is not None:
             begin, end = self._within_seen(position, step, begin, end)
         if not bounds:
-            self._loop(f"tl.range({begin}, {end}, {step})", [], False, turn)
+            self._loop(f"tl.range({begin}, {end}, {step})", False, turn)
             return
         # The tiles inside of all bounds are those from `first` on and before `last`.
         first = begin
@@ -309,13 +309,13 @@ class AttentionText:
         last = self.lines.define(_folded("tl.minimum", [end, *narrow]), "last")
         last = self.lines.define(f"tl.maximum({last}, 0) // {step} * {step}", "last")
         last = self.lines.define(f"tl.maximum({last}, {first})", "last")
-        self._loop(f"tl.range({first}, {last}, {step})", [], True, turn)
+        self._loop(f"tl.range({first}, {last}, {step})", True, turn)
         if not lower:
-            self._loop(f"tl.range({last}, {end}, {step})", [], False, turn)
+            self._loop(f"tl.range({last}, {end}, {step})", False, turn)
             return
         jump = f"start = tl.where(turn < {first}, turn, turn + ({last} - {first}))"
         over = f"tl.range({begin}, {end} - ({last} - {first}), {step})"
-        self._loop(over, [jump], False, turn, "turn")
+        self._loop(over, False, turn, jump)
 
     def _within_seen(self, position: str, step: int, begin: str, end: str) -> tuple[str, str]:
         """The range of a loop without the tiles before the first, and after the last, in which
@@ -329,24 +329,16 @@ class AttentionText:
         some = self.lines.define(f"tl.load({place}, {at} < {count}, other=0) != 0", "some")
         first = self.lines.define(f"tl.min(tl.where({some}, {at}, {count}), 0) * {step}", "first")
         last = self.lines.define(f"tl.max(tl.where({some}, {at} + 1, 0), 0) * {step}", "last")
-        return (
-            self.lines.define(f"tl.maximum({begin}, {first})", "begin"),
-            self.lines.define(f"tl.minimum({end}, {last})", "end"),
-        )
+        begin = self.lines.define(f"tl.maximum({begin}, {first})", "begin")
+        return begin, self.lines.define(f"tl.minimum({end}, {last})", "end")
 
-    def _loop(
-        self,
-        over: str,
-        lines: Sequence[str],
-        inside: bool,
-        turn: Callable[[ScoreBody], None],
-        name: str = "start",
-    ) -> None:
-        """A loop over tiles that lie inside of all bounds, or may not."""
-        self.lines.add(f"for {name} in {over}:")
+    def _loop(self, over: str, inside: bool, turn: _Turn, jump: str = "") -> None:
+        """A loop over tiles that lie `inside` of all bounds, or may not; `jump` is the statement
+        that gives the `start` of each `turn` where turns are counted."""
+        self.lines.add(f"for {'turn' if jump else 'start'} in {over}:")
         self.lines.indent += 1
-        for line in lines:
-            self.lines.add(line)
+        if jump:
+            self.lines.add(jump)
         self.whole = inside
         turn(self.loops.inside if inside else self.loops.body)
         self.whole = False
@@ -388,10 +380,6 @@ _ARGUMENTS = {
 }
 
 
-def _reads(node: Expr, names: Sequence[str]) -> bool:
-    return isinstance(node, Load) and node.buffer in names
-
-
 def _times(text: str, factor: int) -> str:
     return text if factor == 1 else f"{text} * {factor}"
 
@@ -404,10 +392,7 @@ def _extreme(bound: Bound, start: str, block: int, widest: bool) -> str:
 
 
 def _folded(function: str, values: Sequence[str]) -> str:
-    text = values[0]
-    for value in values[1:]:
-        text = f"{function}({text}, {value})"
-    return text
+    return reduce(lambda text, value: f"{function}({text}, {value})", values)
 
 
 __all__ = ["LOG2_E", "AttentionText"]
