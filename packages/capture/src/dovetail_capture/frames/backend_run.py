@@ -122,7 +122,10 @@ def run_backend(
     if not (traits.compiler or runs_itself):
         compiled = counted(compiled, name_of(backend), frame.graph, code)
     call = outside_of_modes(compiled) if FUNCTION_MODES else compiled
-    return CompiledGraph(call, frame.assumed_since())
+    assumed = frame.assumed_since()
+    if frame.shape_env is not None:
+        frame.shape_env.freeze()  # what is assumed from here on would be guarded by nobody
+    return CompiledGraph(call, assumed)
 
 
 _ALL = "graphs for all sizes and numbers (dovetail_capture.takes_symbolic_graphs)"
