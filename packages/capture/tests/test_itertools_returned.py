@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from construct_cases import CountingBackend, same
-from dovetail_capture import optimize
+from dovetail_capture import optimize, run_graph
 
 ITERATORS: dict[str, Callable[[Any], Iterator[Any]]] = {
     "chain": lambda x: itertools.chain([x, x + 1], (3, 4), iter([x * 2, 5]), ()),
@@ -83,3 +84,37 @@ def test_a_group_that_has_begun_breaks_the_graph() -> None:
         assert ours[1] == wanted[1]
         assert [(k, [*g]) for k, g in ours[2]] == [(k, [*g]) for k, g in wanted[2]]
         assert bool(compiled.capture_context.log.breaks) == begin
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no itertools.batched")
+def test_batches() -> None:
+    def sums(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * sum(batch) for batch in itertools.batched(iter(range(7)), 3)]
+
+    def refused(x: torch.Tensor) -> str:
+        try:
+            itertools.batched([1, 2], 0)  # at the call: no item is asked for
+        except ValueError as error:
+            return str(error)
+        return "nothing"
+
+    x = torch.ones(2)
+    for fn in (sums, refused):
+        assert str(optimize(fn, run_graph)(x)) == str(fn(x))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="no itertools.batched")
+def test_batches_that_must_be_full() -> None:
+    """`strict` came with 3.13."""
+
+    def strictly(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        return [x * sum(batch) for batch in itertools.batched(range(6), n, strict=True)]
+
+    for n in (3, 4):
+        outcomes = []
+        for run in (strictly, optimize(strictly, run_graph)):
+            try:
+                outcomes.append(str(run(torch.ones(2), n)))
+            except (TypeError, ValueError) as error:
+                outcomes.append(f"{type(error).__name__}: {error}")
+        assert outcomes[0] == outcomes[1]

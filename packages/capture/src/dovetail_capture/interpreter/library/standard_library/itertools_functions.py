@@ -280,17 +280,29 @@ def groupby(iterable: Any, key: Any = None) -> Iterator[Any]:
         yield last, iter(group)
 
 
-def batched(iterable: Any, n: int) -> Iterator[Any]:
-    if n < 1:
-        raise ValueError("n must be at least one")
+def _batches(items: Iterator[Any], n: int, strict: bool) -> Iterator[Any]:
     batch: list[Any] = []
-    for item in iterable:
+    for item in items:
         batch.append(item)
         if len(batch) == n:
             yield tuple(batch)
             batch = []
+    if batch and strict:
+        raise ValueError("batched(): incomplete batch")
     if batch:
         yield tuple(batch)
+
+
+def batched(iterable: Any, n: int) -> Iterator[Any]:
+    if n < 1:  # at the call, not at the first item
+        raise ValueError("n must be at least one")
+    return _batches(iter(iterable), n, False)
+
+
+def batched_strictly(iterable: Any, n: int, *, strict: bool = False) -> Iterator[Any]:
+    if n < 1:
+        raise ValueError("n must be at least one")
+    return _batches(iter(iterable), n, strict)
 
 
 def tee(iterable: Any, n: int = 2) -> Any:
@@ -396,4 +408,5 @@ HANDLERS: dict[Any, Handler] = {
     ),
 }  # fmt: skip
 if sys.version_info >= (3, 12):
-    HANDLERS[itertools.batched] = interpreted(batched)
+    newest = sys.version_info >= (3, 13)  # which has `strict`
+    HANDLERS[itertools.batched] = interpreted(batched_strictly if newest else batched)
