@@ -15,7 +15,11 @@ from dovetail_guards import iterators
 
 from dovetail_capture import rebuild
 from dovetail_capture.interpreter.library.builtins.iteration_functions import Steps
-from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
+from dovetail_capture.interpreter.library.standard_library.polyfills import (
+    batched,
+    batched_strictly,
+    interpreted,
+)
 from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import inlining
@@ -278,31 +282,6 @@ def groupby(iterable: Any, key: Any = None) -> Iterator[Any]:
         group.append(item)
     if last is not _MISSING:
         yield last, iter(group)
-
-
-def _batches(items: Iterator[Any], n: int, strict: bool) -> Iterator[Any]:
-    batch: list[Any] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == n:
-            yield tuple(batch)
-            batch = []
-    if batch and strict:
-        raise ValueError("batched(): incomplete batch")
-    if batch:
-        yield tuple(batch)
-
-
-def batched(iterable: Any, n: int) -> Iterator[Any]:
-    if n < 1:  # at the call, not at the first item
-        raise ValueError("n must be at least one")
-    return _batches(iter(iterable), n, False)
-
-
-def batched_strictly(iterable: Any, n: int, *, strict: bool = False) -> Iterator[Any]:
-    if n < 1:
-        raise ValueError("n must be at least one")
-    return _batches(iter(iterable), n, strict)
 
 
 def tee(iterable: Any, n: int = 2) -> Any:

@@ -134,6 +134,31 @@ def extendleft(self: Any, iterable: Any) -> None:
         self.appendleft(item)
 
 
+def _batches(items: Iterator[Any], n: int, strict: bool) -> Iterator[Any]:
+    batch: list[Any] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == n:
+            yield tuple(batch)
+            batch = []
+    if batch and strict:
+        raise ValueError("batched(): incomplete batch")
+    if batch:
+        yield tuple(batch)
+
+
+def batched_strictly(iterable: Any, n: int, *, strict: bool = False) -> Iterator[Any]:
+    """`itertools.batched` from 3.13 on."""
+    if n < 1:  # at the call, not at the first item
+        raise ValueError("n must be at least one")
+    return _batches(iter(iterable), n, strict)
+
+
+def batched(iterable: Any, n: int) -> Iterator[Any]:
+    """As 3.12 has it."""
+    return batched_strictly(iterable, n)
+
+
 def interpreted(function: Any) -> Handler:
     """A handler that lets the interpreter run the body of one of these functions."""
 
