@@ -86,7 +86,7 @@ def builder_for_hopper() -> TritonBuilder:
 
 
 def _cut(joint: JointGraph) -> PartitionedGraph:
-    laid_out = replace(joint, gm=prefer_channels_last(joint.gm, "cpu"))
+    laid_out = replace(joint, gm=prefer_channels_last(joint.gm, "cuda"))
     return min_cut_partition(narrow_saved_indices(laid_out, ("cpu",)))
 
 

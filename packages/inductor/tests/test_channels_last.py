@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.shape_rules.layout import is_channels_last
 from dovetail_runtime import load
 from dovetail_runtime.plan import Allocate, Plan
 from dovetail_runtime.reference import ReferenceExecutor
@@ -22,10 +23,12 @@ aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-def relaid(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
+def relaid(
+    fn: Callable[..., Any], inputs: Sequence[Tensor], machine: str | None = "cuda"
+) -> GraphModule:
     """The graph of `fn` in channels-last; run as it is and compiled, it agrees with `fn`."""
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
-    changed = prefer_channels_last(gm, "cpu")
+    changed = prefer_channels_last(gm, machine)
     changed.graph.lint()
     wanted = fn(*inputs)
     for run in (AsPromised(changed).run, load(compile_graph(changed))):
@@ -137,7 +140,7 @@ def test_random_numbers_are_drawn_in_the_former_order() -> None:
         return torch.rand_like(y) * y
 
     gm = trace_aten(fn, X, W)
-    drawn = [n for n in prefer_channels_last(gm, "cpu").graph.nodes if "rand" in str(n.target)]
+    drawn = [n for n in prefer_channels_last(gm, "cuda").graph.nodes if "rand" in str(n.target)]
     assert [n.meta["val"].stride() for n in drawn] == [X.stride()]
 
 
@@ -154,8 +157,8 @@ def test_random_numbers_are_drawn_in_the_former_order() -> None:
 def test_where_it_pays(dtype: torch.dtype, groups: int, kernel: int, chosen: bool) -> None:
     w = torch.randn(8, 8 // groups, kernel, kernel, dtype=dtype)
     gm = trace_aten(lambda x, w: F.conv2d(x, w, groups=groups), X.to(dtype), w)
-    assert (prefer_channels_last(gm, "cpu") is not gm) == chosen
-    assert prefer_channels_last(gm) is gm  # nothing here is on a GPU
+    assert (prefer_channels_last(gm, "cuda") is not gm) == chosen
+    assert prefer_channels_last(gm) is gm  # on a CPU so few pixels are not worth a copy
 
 
 @pytest.mark.parametrize(
@@ -168,14 +171,14 @@ def test_groups_that_the_vendor_has_kernels_for(own: int, results: int, chosen: 
     x = torch.randn(2, own * groups, 9, 10, dtype=torch.bfloat16)
     w = torch.randn(results * groups, own, 3, 3, dtype=torch.bfloat16)
     gm = trace_aten(lambda x, w: F.conv2d(x, w, groups=groups), x, w)
-    assert (prefer_channels_last(gm, "cpu") is not gm) == chosen
+    assert (prefer_channels_last(gm, "cuda") is not gm) == chosen
 
     def fn(x: Tensor, w: Tensor, whole: Tensor) -> tuple[Tensor, ...]:
         y = F.conv2d(F.conv2d(x, whole, padding=1).relu(), w, groups=groups, padding=1)
         return (F.conv2d(F.conv2d(x, whole, padding=1), whole) + y.mean(),)
 
     whole = torch.randn(own * groups, own * groups, 3, 3)
-    gm = prefer_channels_last(trace_aten(fn, x, w, whole.to(x.dtype)), "cpu")
+    gm = prefer_channels_last(trace_aten(fn, x, w, whole.to(x.dtype)), "cuda")
     strides = [n.meta["val"].stride() for n in gm.graph.nodes if n.target in CONVOLUTIONS]
     assert [s[1] == 1 for s in strides].count(False) == (0 if chosen else 1)
 
@@ -210,6 +213,71 @@ def test_grouped_convolutions_over_three_dimensions_stay() -> None:
         return (F.conv3d(x, w, padding=1, groups=4),)
 
     assert copies(relaid(fn, (torch.randn(2, 4, 6, 8, 8), torch.randn(4, 1, 3, 3, 3)))) == 0
+
+
+@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("channels", "results", "groups", "window", "stride", "dilation"),
+    [
+        (32, 32, 32, 3, 1, 1),
+        (33, 33, 33, 5, 2, 2),
+        (33, 66, 33, 3, 1, 1),
+        (17, 19, 1, 3, 1, 2),
+        (24, 40, 4, 3, 2, 1),
+        (3, 16, 1, 7, 2, 1),
+    ],
+)
+def test_convolutions_of_a_cpu(
+    channels: int,
+    results: int,
+    groups: int,
+    window: int,
+    stride: int,
+    dilation: int,
+    given: torch.memory_format,
+) -> None:
+    """Values, gradients and strides are eager's, in whichever layout the images are given."""
+
+    def fn(x: Tensor, w: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, w, None, stride, window // 2, dilation, groups).relu()
+        gate = torch.sigmoid(y.mean((2, 3), keepdim=True))
+        grads = aten.convolution_backward(
+            d * (y > 0), x, w, None, [stride] * 2, [window // 2] * 2, [dilation] * 2, False,
+            [0, 0], groups, [True, True, False],
+        )  # fmt: skip
+        return F.max_pool2d(y * gate, 3, 2, 1), y, grads[0], grads[1]
+
+    x = torch.randn(7, channels, 33, 34, generator=DRAWN).to(memory_format=given)
+    w = torch.randn(results, channels // groups, window, window, generator=DRAWN)
+    d = torch.randn(F.conv2d(x, w, None, stride, window // 2, dilation, groups).shape)
+    gm = relaid(fn, (x, w, d), None)
+    found = [n for n in gm.graph.nodes if n.target in CONVOLUTIONS]
+    operands = [n.args[k].meta["val"] for n in found for k in (0, 1)]
+    assert all(is_channels_last(v.shape, v.stride()) for v in operands)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "images", "results", "groups", "chosen"),
+    [
+        (torch.float32, 1, 16, 16, True),
+        (torch.float64, 1, 16, 16, False),
+        (torch.bfloat16, 2, 16, 16, torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        (torch.bfloat16, 2, 32, 16, False),
+    ],
+)
+def test_where_it_pays_on_a_cpu(
+    dtype: torch.dtype,
+    images: int,
+    results: int,
+    groups: int,
+    chosen: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, w = torch.randn(images, 16, 40, 40), torch.randn(results, 16 // groups, 3, 3)
+    gm = trace_aten(lambda x, w: F.conv2d(x, w, groups=groups), x.to(dtype), w.to(dtype))
+    assert (prefer_channels_last(gm) is not gm) == chosen
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert prefer_channels_last(gm) is gm
 
 
 def triton_plan(fn: Callable[..., Any], *inputs: Tensor) -> Plan:

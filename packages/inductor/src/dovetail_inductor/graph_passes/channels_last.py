@@ -1,10 +1,11 @@
-"""Convolutions of a GPU in channels-last memory: a pass over a functional graph.
+"""Convolutions in channels-last memory: a pass over a functional graph.
 
 The vendor's kernels for tensor cores work in channels-last; given the other layout they convert
-every operand and result, which costs about as much as the convolution. So the operands are copied
-once where a run of convolutions begins, and what follows keeps their layout, as eager's operators
-do for a user who writes `.to(memory_format=torch.channels_last)`. Outputs of the graph, and what
-would see the difference, get the layout that they had.
+every operand and result, which costs about as much as the convolution. A CPU's library, whose
+vectors are of channels, does so, too. So the operands are copied once where a run of convolutions
+begins, and what follows keeps their layout, as eager's operators do for a user who writes
+`.to(memory_format=torch.channels_last)`. Outputs of the graph, and what would see the difference,
+get the layout that they had.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # (on an H100), and the copies come on top; 32 to 64, and more, took 3 to 55% less.
 _FEW_CHANNELS = 16
 
-# What tells of a node where it belongs: to the user's code, to a region that is recomputed.
+# A CPU's library leaves single images of no more elements to kernels that know no channels-last
+# (which is PyTorch's own bound): a copy takes longer than what it saves.
+_SMALL_IMAGES = 20480
 
 # What these do depends on the strides of what they get.
 _STRIDED = {
@@ -62,21 +65,22 @@ class _CannotRestore(Exception):
     """A tensor whose layout changed had one that no copy makes."""
 
 
-def prefer_channels_last(gm: GraphModule, device_type: str = "cuda") -> GraphModule:
-    """The graph with its convolutions in channels-last where that pays, else the graph itself.
+def prefer_channels_last(gm: GraphModule, machine: str | None = None) -> GraphModule:
+    """The graph with its convolutions in channels-last where that pays, else the graph itself: on
+    the devices where they are, or on a `machine` of that type wherever they are.
 
     Every node needs `meta["val"]` (fakes of `dovetail_prims`); so has every node of the result.
     Inputs and outputs keep their layouts.
     """
-    if not _pays(gm.graph, device_type):
+    if not _pays(gm.graph, machine):
         return gm
     try:
-        return _Relayout(gm, device_type).run()
+        return _Relayout(gm, machine).run()
     except _CannotRestore:
         return gm
 
 
-def _pays(graph: Graph, device_type: str) -> bool:
+def _pays(graph: Graph, machine: str | None) -> bool:
     """Whether nearly all the work of convolutions is done faster in channels-last: each that is
     not wants its operands copied back."""
     gains = losses = 0.0
@@ -84,11 +88,11 @@ def _pays(graph: Graph, device_type: str) -> bool:
     for node in graph.nodes:
         if node.target not in CONVOLUTIONS:
             continue
-        if _is_candidate(node, device_type):
+        if _is_candidate(node, machine):
             if any(n != 1 for n in _sizes(node, -1)[2:]):  # of one pixel nothing is converted
                 gains += _work(node)
                 converted += _elements(node)
-        elif _is_oddly_grouped(node, device_type):
+        elif _is_oddly_grouped(node, machine):
             restored += _elements(node)  # of little work, but it has to be reached
         else:
             losses += _work(node)
@@ -113,31 +117,56 @@ def _sizes(node: Node, operand: int) -> list[int]:
     return [hint_of(n) for n in shape_of(fake_of(argument), node.name)]
 
 
-def _is_candidate(node: Node, device_type: str) -> bool:
-    """Whether a convolution is faster in channels-last (measured on an H100).
+def _is_candidate(node: Node, machine: str | None) -> bool:
+    """Whether a convolution is faster in channels-last."""
+    x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
+    if len(x._sizes) not in _FORMATS:
+        return False
+    by_type = {"cuda": _gains_on_gpu, "cpu": _gains_on_cpu}
+    gains = by_type.get(machine or x._device.type)
+    return gains is not None and gains(node, x)
+
+
+def _gains_on_gpu(node: Node, x: FakeTensor) -> bool:
+    """Whether the vendor is faster in channels-last (measured on an H100).
 
     In 4 bytes those of one channel a group are not: their gradients take twice as long. Over three
     dimensions groups take up to 65 times as long, in 2 bytes, too; over two such groups as
     `_is_oddly_grouped` says.
     """
-    x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
-    if x._device.type != device_type or len(x._sizes) not in _FORMATS:
-        return False
     flat, ungrouped = len(x._sizes) == 4, _groups(node) == 1
     if x._dtype.itemsize == 2:
-        return ungrouped or (flat and not _is_oddly_grouped(node, device_type))
+        return ungrouped or (flat and not _is_oddly_grouped(node, "cuda"))
     many = flat or min(_sizes(node, -1)[:2]) >= _FEW_CHANNELS
     return x._dtype is torch.float32 and ungrouped and many
 
 
-def _is_oddly_grouped(node: Node, device_type: str) -> bool:
+def _gains_on_cpu(node: Node, x: FakeTensor) -> bool:
+    """Whether oneDNN is faster in channels-last (measured with AVX-512).
+
+    Of one channel a group it is 1.3 to 5 times as fast, with few channels up to 2 times, else about
+    as fast; but for several results of one channel in bfloat16, which take 1.8 times as long.
+    """
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
+        return False
+    if x._dtype is torch.bfloat16:
+        channels, own = _sizes(node, -1)[:2]
+        several = own == 1 and channels > _groups(node) > 1
+        if several or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+    elif x._dtype is not torch.float32:
+        return False
+    return prod(_sizes(node, -2)) > _SMALL_IMAGES
+
+
+def _is_oddly_grouped(node: Node, machine: str | None) -> bool:
     """Whether a convolution of half types has groups for which the vendor has no kernel in
     channels-last: of 2, 3, 24 or 29 channels they take 1.5 to 7 times as long as in rows, those
     of other sizes than their results up to a hundred times. (Of 1, 4, 8, 16, 32 and 64 channels,
     0.2 to 1.2 of the time, on an H100; `convolution_layouts.py` measures it.)"""
     x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
     groups, weight = _groups(node), _sizes(node, -1)
-    if x._device.type != device_type or x._dtype.itemsize != 2 or groups == 1:
+    if (machine or x._device.type) != "cuda" or x._dtype.itemsize != 2 or groups == 1:
         return False
     own, results = weight[1], weight[0] // groups
     return len(weight) == 4 and (own != results or own == 2 or own & (own - 1) != 0)
@@ -152,9 +181,9 @@ def _groups(node: Node) -> int:
 class _Relayout:
     """One walk over a copy of the graph that inserts copies and computes layouts anew."""
 
-    def __init__(self, gm: GraphModule, device_type: str) -> None:
+    def __init__(self, gm: GraphModule, machine: str | None) -> None:
         self.source = gm
-        self.device_type = device_type
+        self.machine = machine
         self.graph = Graph()
         self.copied: dict[Node, Node] = {}  # node of the source -> its node here
         self.values: dict[Node, Any] = {}  # of nodes of several results, which have no `val`
@@ -178,7 +207,7 @@ class _Relayout:
             self._visit_result(node)
             return
         if node.target in CONVOLUTIONS:
-            if _is_candidate(node, self.device_type):
+            if _is_candidate(node, self.machine):
                 self._visit_convolution(node)
             else:
                 self._copy(node, self._as_before)
