@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.sizes import is_multiple, is_symbolic
@@ -132,6 +132,22 @@ class Loops:
                 self._part_of_block(segment, own)
         if not segments:
             self._along(self.shape.vector, body, reducing)
+
+    def tiles(self, stripe: int, transpose: Callable[[], None], body: Callable[[], None]) -> None:
+        """One stripe of the vectorised variable after the other: `transpose` at each vector of it,
+        then `body` at each vector of each row of the tile."""
+        w, tile, vector = self.writer, self.shape.tile, self.shape.vector
+        assert tile is not None and vector is not None
+        within = replace(self, shape=replace(self.shape, block=stripe))
+        w.open([])
+        within.vector([], transpose)
+        w.open([tile])
+        within.vector([], body)
+        head = f"for (int64_t i{tile.id} = top; i{tile.id} < top + height; ++i{tile.id})"
+        self.wrap(head, w.close())
+        last = f"const int64_t last = first + {stripe} < {vector.size} ? first + {stripe} : "
+        head = f"for (int64_t first = 0; first < {vector.size}; first += {stripe})"
+        self.wrap(head, [f"{last}{vector.size};", *w.close()])
 
     def _several_rows(self, v: Var, body: Callable[[], None]) -> list[str]:
         """The vectors of a stripe with a few rows of each at a time, whose accumulator then stays

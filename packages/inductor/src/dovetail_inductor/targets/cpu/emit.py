@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +18,7 @@ from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
 from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
 from dovetail_inductor.targets.cpu.segments import Segment, segments_of
 from dovetail_inductor.targets.cpu.shape import (
+    TILE_BYTES,
     KernelShape,
     choose_shape,
     is_plain_along,
@@ -27,7 +26,13 @@ from dovetail_inductor.targets.cpu.shape import (
     lanes_of,
 )
 from dovetail_inductor.targets.cpu.short_loops import ShortLoops, short_loops
-from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, SIZE_FUNCTIONS, STORAGE, index_text
+from dovetail_inductor.targets.cpu.syntax import (
+    ARITHMETIC,
+    SIZE_FUNCTIONS,
+    STORAGE,
+    index_text,
+    without_unread,
+)
 from dovetail_inductor.targets.cpu.vector_accumulators import Accumulators, totals_source
 from dovetail_inductor.targets.cpu.writer import Name, Place, Writer
 
@@ -87,20 +92,6 @@ def _in_segments(
     return replace(shape, lanes=lanes), found
 
 
-_NUMBER = re.compile(r"\s*(?:const )?int64_t (\w+) = [^;]*;")
-
-
-def _without_unread(lines: Sequence[str]) -> list[str]:
-    """The statements, without the numbers that they define and never read."""
-    words = Counter(re.findall(r"\w+", "\n".join(lines)))
-    defined = [_NUMBER.fullmatch(line) for line in lines]
-    return [
-        line
-        for line, number in zip(lines, defined, strict=True)
-        if number is None or words[number[1]] > 1
-    ]
-
-
 class _Emitter:
     def __init__(
         self,
@@ -149,7 +140,7 @@ class _Emitter:
             self._pass(self.full, [])
         body = w.close()
         head = ["  for (int64_t item = begin; item < end; ++item) {"]
-        item = _without_unread([*decode_item(self.shape), *self._ends(), *body])
+        item = without_unread([*decode_item(self.shape), *self._ends(), *body])
         lines = [*self.heap, *head, *(f"    {line}" for line in item), "  }", "}"]
         text = "\n".join(lines)
         symbols = names_in(text)
@@ -248,7 +239,7 @@ class _Emitter:
         if self.shape.vector is None:
             self.loops.scalar(loops, lambda: self._inner(nests))
         elif self.shape.tile is not None:
-            self.loops.vector(loops, lambda: self._tiled(nests))
+            self._tiled(nests)
         else:
             parts = [(one, partial(self._in_segment, one, nests)) for one in self.segments]
             self.loops.vector(loops, lambda: self._inner(nests), bool(reductions), parts)
@@ -262,37 +253,42 @@ class _Emitter:
         self.segment, self.writer.vector = None, self.shape.vector
 
     def _tiled(self, nests: Sequence[LoopNest]) -> None:
-        """At one vector: transpose what lies across into tiles, then go down the tile."""
+        """Transpose what lies across into tiles, for a stripe of vectors; then use them."""
         w, shape = self.writer, self.shape
         tile, vector, n = shape.tile, shape.vector, shape.lanes
         assert tile is not None and vector is not None
         inside = self.kernel.writes()
-        w.tiles = {}
-        for nest in nests:
-            for load in nest.loads:
-                strides = (load.index.coefficient(vector), load.index.coefficient(tile))
-                if load.buffer in inside or not is_transposed(load, vector) or strides[1] != 1:
-                    continue
-                if load.uid in w.tiles:
-                    continue
-                dtype = self.buffers[load.buffer].dtype
-                name = f"tile{len(w.tiles)}"
-                at = load.index.substitute(
-                    lambda v: Index(0, ()) if v.id == tile.id else variable(v), lambda e: e
+        loads = {
+            load.uid: load
+            for nest in nests
+            for load in nest.loads
+            if is_transposed(load, vector) and load.index.coefficient(tile) == 1
+            if load.buffer not in inside
+        }
+        types = [self.buffers[load.buffer].dtype for load in loads.values()]
+        height = shape.tile_height
+        stripe = max(1, TILE_BYTES // (height * n * sum(t.itemsize for t in types))) * n
+        names = {uid: f"tile{position}" for position, uid in enumerate(loads)}
+
+        def transpose() -> None:
+            count = "n" if w.tail else str(n)
+            for uid, load in loads.items():
+                address = index_text(
+                    load.index, lambda v: "top" if v.id == tile.id else f"i{v.id}", lambda e: ""
                 )
-                address = index_text(at, lambda v: f"i{v.id}", lambda e: "")
-                count = "n" if w.tail else str(n)
-                w.line(f"alignas(64) {STORAGE[dtype]} {name}[{n * shape.tile_height}];")
-                source = f"{self.place(load.buffer).pointer} + top + {address}"
                 w.line(
-                    f"transpose<{n}, {shape.tile_height}>({name}, {source}, {strides[0]}, "
-                    f"{count}, height);"
+                    f"transpose<{n}, {height}>({names[uid]} + {height} * (i{vector.id} - first), "
+                    f"{self.place(load.buffer).pointer} + {address}, "
+                    f"{load.index.coefficient(vector)}, {count}, height);"
                 )
-                w.tiles[load.uid] = f"{name} + {n} * (i{tile.id} - top)"
-        w.open([tile])
-        self._inner(nests)
-        head = f"for (int64_t i{tile.id} = top; i{tile.id} < top + height; ++i{tile.id})"
-        self.loops.wrap(head, w.close())
+
+        w.tiles = {
+            uid: f"{name} + {height} * (i{vector.id} - first) + {n} * (i{tile.id} - top)"
+            for uid, name in names.items()
+        }
+        for name, dtype in zip(names.values(), types, strict=True):
+            w.line(f"alignas(64) {STORAGE[dtype]} {name}[{stripe * height}];")
+        self.loops.tiles(stripe, transpose, lambda: self._inner(nests))
         w.tiles = {}
 
     def _inner(self, nests: Sequence[LoopNest]) -> None:

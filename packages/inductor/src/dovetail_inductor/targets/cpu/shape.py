@@ -39,6 +39,9 @@ GATHER_COST = 5
 WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
 TILE_RATIO = 4
+# Tiles side by side, as many as the first cache holds: rows are gone along, as those that are a
+# power of two apart share few places in caches.
+TILE_BYTES = 1 << 15
 # Work (in additions) worth a task of its own, as in ATen's parallel loops.
 GRAIN_COST = 1 << 17
 

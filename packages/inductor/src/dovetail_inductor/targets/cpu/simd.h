@@ -407,18 +407,42 @@ template <int N, class T, class I, class M> DV auto ldim(const T* p, I at, M m, 
   return widen_raw<T>(v);
 }
 
+// Exchange, in each square of S lanes and rows, the upper right quarter and the lower left one, of
+// the rows v[r] and v[r + S]; with all of them, for S = N / 2 ... 1, v is transposed.
+template <int S, int N, class X> DV void exchange(X* v) {
+  if constexpr (S > 0) {
+    V<typename signed_of<sizeof(E<X>)>::type, N> upper, lower;
+    for (int i = 0; i < N; ++i) {
+      upper[i] = i & S ? i - S + N : i;
+      lower[i] = i & S ? i + N : i + S;
+    }
+#pragma GCC unroll 64
+    for (int r = 0; r < N; ++r) {
+      if (r & S) continue;
+      const X a = v[r], b = v[r + S];
+      v[r] = __builtin_shuffle(a, b, upper);
+      v[r + S] = __builtin_shuffle(a, b, lower);
+    }
+    exchange<S / 2, N>(v);
+  }
+}
+
 // tile[c][r] = p[r * stride + c] for r < rows, c < columns; a tile's row has N elements.
 template <int N, int H, class T>
 DV void transpose(T* tile, const T* p, int64_t stride, int rows, int columns) {
-  if (rows == N && columns == H) {
-    constexpr int K = N < 8 ? N : 8;
-    for (int c = 0; c < H; c += K)
-      for (int r = 0; r < N; ++r)
-        for (int k = 0; k < K; ++k) tile[(c + k) * N + r] = p[r * stride + c + k];
-    return;
+  int done = 0;
+  if (rows == N) {
+    for (; done + N <= columns; done += N) {  // in registers
+      V<R<T>, N> v[N];
+#pragma GCC unroll 64
+      for (int r = 0; r < N; ++r) v[r] = raw_load<N, R<T>>((const R<T>*)p + r * stride + done);
+      exchange<N / 2, N>(v);
+#pragma GCC unroll 64
+      for (int r = 0; r < N; ++r) put((R<T>*)tile + (done + r) * N, v[r]);
+    }
   }
   for (int r = 0; r < rows; ++r)
-    for (int c = 0; c < columns; ++c) tile[c * N + r] = p[r * stride + c];
+    for (int c = done; c < columns; ++c) tile[c * N + r] = p[r * stride + c];
 }
 
 template <class T, class X> DV X narrow(T*, X x) { return x; }

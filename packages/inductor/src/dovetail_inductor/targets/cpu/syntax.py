@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -155,3 +157,17 @@ def op_text(
             return f"from_mask<{target}>({args[0]})"
         return f"cast<{target}>({args[0]})"
     return f"{_CALLS.get(op, f'{op}_')}({', '.join(args)})"
+
+
+_NUMBER = re.compile(r"\s*(?:const )?int64_t (\w+) = [^;]*;")
+
+
+def without_unread(lines: Sequence[str]) -> list[str]:
+    """The statements, without the numbers that they define and never read."""
+    words = Counter(re.findall(r"\w+", "\n".join(lines)))
+    defined = [_NUMBER.fullmatch(line) for line in lines]
+    return [
+        line
+        for line, number in zip(lines, defined, strict=True)
+        if number is None or words[number[1]] > 1
+    ]
