@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dovetail.size import EXTENSIONS, PACKAGES, as_text, measure
 
-MOST_LINES = 127_410
-MOST_LINES_OF_CORE = 115_400
+MOST_LINES = 127_640
+MOST_LINES_OF_CORE = 115_630
 
 
 def test_no_file_is_past_the_limit() -> None:
