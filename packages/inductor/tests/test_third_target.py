@@ -23,6 +23,7 @@ from dovetail_inductor.targets.target import (
     Emitted,
     GeneratedKernel,
     Library,
+    Machine,
     Memory,
     Scans,
     Scatters,
@@ -145,7 +146,7 @@ class PythonTarget(Target):
         kernel: GeneratedKernel,
         builder: Builder,
         buffers: Mapping[str, Buffer],
-        simd: int | None,
+        machine: Machine,
     ) -> Emitted:
         assert isinstance(kernel, FusedKernel)
         names = tuple(sorted(kernel.reads() | (kernel.writes() - kernel.internal)))

@@ -164,6 +164,7 @@ def test_text_of_a_shared_launch() -> None:
     assert kernel.source.replace(kernel.symbol, "k") == (
         "import triton\n"
         "import triton.language as tl\n"
+        "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
         "\n\n"
         "@triton.jit\n"
         "def part0(pid, p0, p1):\n"
@@ -176,6 +177,8 @@ def test_text_of_a_shared_launch() -> None:
         "\n\n"
         "@triton.jit\n"
         "def k(p0, p1, p2, p3):\n"
+        "    gdc_launch_dependents()\n"
+        "    gdc_wait()\n"
         "    pid = tl.program_id(0)\n"
         "    if pid < 1:\n"
         "        c0_0 = pid\n"
@@ -195,6 +198,8 @@ def test_text_of_a_row_reduction() -> None:
     assert kernel.source.split("\n\n\n", 1)[1].replace(kernel.symbol, "k") == (
         "@triton.jit\n"
         "def k(p0, p1):\n"
+        "    gdc_launch_dependents()\n"
+        "    gdc_wait()\n"
         "    pid = tl.program_id(0)\n"
         "    x = pid\n"
         "    v0 = x\n"

@@ -148,7 +148,8 @@ class _Writer:
                 if name is not None:
                     self.allocate(name)
             device = next(self.buffers[name].device for name in call.outputs if name is not None)
-            for emitted in self.options.target_of(device).emit_attention(call, self.buffers):
+            target, machine = self.options.target_of(device), self.options.machine_of(device)
+            for emitted in target.emit_attention(call, self.buffers, machine):
                 self.launch_emitted(emitted, label_of((), self.graph.facts.lines, "attention"))
             return
         args = tuple(self.argument(a) for a in call.args)
@@ -253,7 +254,8 @@ class _Writer:
         elif isinstance(kernel, FusedKernel):
             kernel, parts = rebase(kernel, *place)
             self.buffers |= parts
-        emitted = target.emit(kernel, self.graph.builder, self.buffers, self.options.simd_bytes)
+        machine = self.options.machine_of(self.buffers[written[0]].device)
+        emitted = target.emit(kernel, self.graph.builder, self.buffers, machine)
         self.launch_emitted(emitted, label)
 
 

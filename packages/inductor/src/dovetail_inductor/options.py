@@ -8,6 +8,7 @@ import torch
 
 from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS
 from dovetail_inductor.targets import CPU, CUDA, Target, target_of
+from dovetail_inductor.targets.target import Machine
 
 HOPPER = 9  # major number of its compute capability
 
@@ -23,6 +24,11 @@ class Gpu:
     @property
     def converts_eight_bits(self) -> bool:
         """Whether it converts 8-bit floats: as what has descriptors does."""
+        return self.descriptors
+
+    @property
+    def dependent_launches(self) -> bool:
+        """Whether a kernel can be launched while the one before runs: from Hopper on, too."""
         return self.descriptors
 
 
@@ -91,6 +97,10 @@ class InductorOptions:
         if self.target_of(device) is CUDA and self.gpu_of(device).converts_eight_bits:
             return EIGHT_BIT_FLOATS
         return frozenset()
+
+    def machine_of(self, device: torch.device) -> Machine:
+        """What the text of kernels for a device depends on."""
+        return Machine(self.simd_bytes, self.gpu_of(device).dependent_launches)
 
     def gpu_of(self, device: torch.device) -> Gpu:
         """What kernels for tensors on a device are chosen for."""

@@ -1,6 +1,8 @@
-"""Which steps of a plan look at which memory."""
+"""Which steps of a plan look at which memory, and wait for one another."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -108,4 +110,16 @@ def input_releases(plan: Plan) -> list[tuple[int, tuple[str, ...]]]:
     return [(position, tuple(groups[position])) for position in sorted(groups)]
 
 
-__all__ = ["computes_on_cpu", "input_releases", "roots", "used_names"]
+def early_launches(steps: Sequence[Step]) -> list[bool]:
+    """Which steps are launches that may begin while the one before them runs: both wait for all
+    that is launched before, and nothing else that uses the GPU lies between. (Who waits for what
+    waits itself waits for all before that, too.)"""
+    found, waits = [], False
+    for step in steps:
+        launch = isinstance(step, LaunchTriton) and step.dependent
+        found.append(launch and waits)
+        waits = launch or (waits and isinstance(step, Allocate | View | Free | FreeSlab | Assert))
+    return found
+
+
+__all__ = ["computes_on_cpu", "early_launches", "input_releases", "roots", "used_names"]

@@ -11,7 +11,7 @@ import torch
 
 from dovetail_runtime.aten_args import split_op_name
 from dovetail_runtime.cpp_library import CppFunction
-from dovetail_runtime.lifetimes import input_releases
+from dovetail_runtime.lifetimes import early_launches, input_releases
 from dovetail_runtime.plan import (
     Allocate,
     Assert,
@@ -113,7 +113,8 @@ class _Lowering:
         slabs = [(torch.device(d), self.sizes.number(size)) for d, size in plan.slab_bytes]
         if any(self.sizes.is_late(number) for _, number in slabs):
             raise PlanError(f"{plan.name}: a slab's size must be known when a call begins")
-        steps = [self._step(step) for step in plan.steps]
+        early = early_launches(plan.steps)
+        steps = [self._step(s, e) for s, e in zip(plan.steps, early, strict=True)]
         outputs = [self._output(output) for output in plan.outputs]
         written = [*plan.mutated, *(s.target for s in plan.steps if isinstance(s, CopyInto))]
         mutated = {self.slots[self.slots[name].root] for name in written}
@@ -181,7 +182,7 @@ class _Lowering:
 
     # --- steps ---
 
-    def _step(self, step: Step) -> tuple[Any, ...]:
+    def _step(self, step: Step, early: bool) -> tuple[Any, ...]:
         match step:
             case Allocate():
                 return self._allocate(step)
@@ -199,7 +200,7 @@ class _Lowering:
                     step.label or step.kernel,
                 )  # fmt: skip
             case LaunchTriton():
-                return self._launch_triton(step)
+                return self._launch_triton(step, early)
             case CallAten():
                 return self._call_aten(step)
             case CopyInto():
@@ -282,7 +283,7 @@ class _Lowering:
             raise PlanError(f"{self.plan.name}: no compiled C++ kernel is called {symbol!r}")
         return self.functions[symbol].address
 
-    def _launch_triton(self, step: LaunchTriton) -> tuple[Any, ...]:
+    def _launch_triton(self, step: LaunchTriton, early: bool) -> tuple[Any, ...]:
         binary = self.binaries.get(step.kernel)
         if binary is None:
             raise PlanError(
@@ -306,7 +307,7 @@ class _Lowering:
         return (
             LAUNCH_TRITON, step.kernel, binary.entry, binary.cubin, tuple(args),
             self._numbers(step.grid), binary.shared_bytes, binary.threads,
-            binary.scratch_parameters, binary.scratch_bytes, step.label or step.kernel,
+            binary.scratch_parameters, binary.scratch_bytes, step.label or step.kernel, early,
         )  # fmt: skip
 
     def _call_aten(self, step: CallAten) -> tuple[Any, ...]:

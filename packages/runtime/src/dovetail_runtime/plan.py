@@ -187,12 +187,16 @@ class LaunchCpp:
 class LaunchTriton:
     """Launch a `TritonKernel`. `args` follow its non-constexpr parameters: a tensor's name or a
     size. For an i64 parameter the name is that of a CPU tensor of one element, whose value at the
-    time of the launch is passed, a float as the bits of its float64. `label`: see `LaunchCpp`."""
+    time of the launch is passed, a float as the bits of its float64. `label`: see `LaunchCpp`.
+
+    A `dependent` launch's kernel waits for the launches before it (`griddepcontrol.wait` in PTX)
+    ahead of all that it does but for reading what no step of the plan writes."""
 
     kernel: str
     args: tuple[str | Size, ...]
     grid: tuple[Size, Size, Size]
     label: str = ""
+    dependent: bool = False
 
 
 # An argument of an ATen call: a tensor by name, a literal, or a (nested) list.

@@ -100,8 +100,9 @@ def _candidates(width: int, backward: bool, kernel: int) -> list[AttentionTiles]
 def _key(call: ExternCall, graph: KernelGraph, kernel: int, options: InductorOptions) -> Key:
     """What a measurement depends on: the text of the kernels, and how operands lie."""
     buffers = [graph.buffers[name] for name in sorted(call.reads())]
-    target = options.target_of(buffers[0].device)
-    emitted = target.emit_attention(call, graph.buffers)
+    device = buffers[0].device
+    target, machine = options.target_of(device), options.machine_of(device)
+    emitted = target.emit_attention(call, graph.buffers, machine)
     return (
         ("attention", str(kernel)),
         ("kernels", ", ".join(one.kernel.symbol for one in emitted if one.kernel is not None)),

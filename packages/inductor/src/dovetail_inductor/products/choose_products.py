@@ -246,7 +246,8 @@ def _symbol(
 ) -> str:
     """A kernel's name: a digest of its text."""
     device = buffers[min(kernel.writes())].device
-    made = options.target_of(device).emit(kernel, graph.builder, buffers, options.simd_bytes)
+    machine = options.machine_of(device)
+    made = options.target_of(device).emit(kernel, graph.builder, buffers, machine)
     return made.kernel.symbol if made.kernel is not None else ""
 
 

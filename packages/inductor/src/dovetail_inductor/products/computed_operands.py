@@ -113,7 +113,7 @@ def _tiles(
     tiles, (k, n) = product.tiles, product.right.shape
     operand = next(iter(computed.values()))
     if tiles.m == 1 and tiles.parts == 1:
-        return one_row_tiles(n, k, _bits(operand, buffers))
+        return one_row_tiles(n, k, _bits(operand, buffers), len(product.rights))
     depth = max(tiles.k, LEAST_DEPTH * operand.in_one)
     group = operand.inner[-1].size
     if tiles.m > 1 and len(operand.inner) > 1 and group % LEAST_DEPTH == 0:
@@ -124,9 +124,8 @@ def _tiles(
 
 def _bits(operand: ComputedOperand, buffers: Mapping[str, Buffer]) -> float:
     """How many bits of memory an element is made of, but for what several share."""
-    last = operand.inner[-1].id
-    own = {d.buffer for d in loads(operand.bodies) if index_free(d.index) >> last & 1}
-    return 8 * sum(buffers[name].dtype.itemsize for name in own) / operand.in_one or 8
+    own = sum(buffers[name].dtype.itemsize for name in operand.weights())
+    return 8 * own / operand.in_one or 8
 
 
 # --- what can be computed where it is multiplied --------------------------------------------------

@@ -9,7 +9,7 @@ from math import prod
 import torch
 from dovetail_runtime.plan import Assert, SizeExpr
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr, loads
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Expr, index_free, loads
 from dovetail_inductor.loop_ir.handlers import Printer, interpret
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, GraphFacts, LoopNest, Strided
@@ -136,6 +136,23 @@ class ComputedOperand:
         """Names of the buffers read."""
         return self.after.union(load.buffer for load in loads(self.bodies))
 
+    def weights(self) -> frozenset[str]:
+        """Names of the buffers that neighbours along the inner dimension read in other places."""
+        last = self.inner[-1].id
+        found = (d.buffer for d in loads(self.bodies) if index_free(d.index) >> last & 1)
+        return frozenset(found)
+
+    def with_factor(self, loops: Sequence[Var]) -> tuple[tuple[Expr, ...], Expr | None]:
+        """The bodies without a factor that all of them have and that does not change along some
+        loops, as a scale, and that factor."""
+        bodies = [b for b in self.bodies if isinstance(b, Apply) and b.op == "mul"]
+        factors = set.intersection(*(set(b.args) for b in bodies)) if bodies else set()
+        still = (f for f in factors if f.free and not any(f.free >> v.id & 1 for v in loops))
+        factor = next(still, None)
+        if factor is None or len(bodies) < len(self.bodies):
+            return self.bodies, None
+        return tuple(b.args[b.args[0] is factor] for b in bodies), factor
+
     def as_text(self, name: str) -> str:
         """Readable form, of the matrix called `name`."""
         printer = Printer()
@@ -171,6 +188,10 @@ class ProductKernel:
     def rights(self) -> tuple[tuple[Strided, str], ...]:
         """All right matrices, with the names of their sums."""
         return ((self.right, self.sums), *self.others)
+
+    def weights_of(self, right: str) -> frozenset[str]:
+        """Names of the buffers that have a right matrix element by element."""
+        return self.computed[right].weights() if right in self.computed else frozenset({right})
 
     @property
     def internal(self) -> frozenset[str]:

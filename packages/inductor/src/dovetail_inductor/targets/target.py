@@ -202,6 +202,18 @@ class Emitted:
 GeneratedKernel = FusedKernel | CombinedKernel | ProductKernel
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What the text of kernels depends on beside the target.
+
+    simd: the width of vectors in bytes; None: the host's.
+    dependent_launches: kernels may be launched while those before run, and wait for them.
+    """
+
+    simd: int | None = None
+    dependent_launches: bool = False
+
+
 class Target(Protocol):
     """A machine that kernels are written for. What has a body here is asked of few machines; the
     others inherit it."""
@@ -252,16 +264,16 @@ class Target(Protocol):
         kernel: GeneratedKernel,
         builder: Builder,
         buffers: Mapping[str, Buffer],
-        simd: int | None,
+        machine: Machine,
     ) -> Emitted:
-        """The text of a kernel; `simd` is the width of vectors in bytes, None the host's.
+        """The text of a kernel.
 
         Raises `TypeError` for a kind of kernel that `scheduling` and `library` rule out.
         """
         ...
 
     def emit_attention(
-        self, call: ExternCall, buffers: Mapping[str, Buffer]
+        self, call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine
     ) -> tuple[Emitted, ...]:
         """The kernels of an attention call, in order. Asked unless `library.attends_alone`."""
         raise TypeError("attention is the library's")

@@ -8,6 +8,21 @@
 
 namespace dovetail {
 
+// `CUlaunchAttribute` and `CUlaunchConfig` of CUDA's driver, from version 12 on.
+struct LaunchAttribute {
+  static constexpr int kProgrammaticStreamSerialization = 6;
+  int id;
+  alignas(8) int value;
+  char rest[60];  // of a union of 64 bytes
+};
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct CudaDriver {
   using Result = int;
   Result (*module_load)(void**, const void*) = nullptr;
@@ -15,6 +30,7 @@ struct CudaDriver {
   Result (*function_attribute)(void*, int, int) = nullptr;
   Result (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void*, void**, void**) = nullptr;
+  Result (*launch_as)(const LaunchConfig*, void*, void**, void**) = nullptr;
   Result (*copy)(uint64_t, uint64_t, size_t, void*) = nullptr;  // within the GPU, on a stream
   Result (*new_stream)(void**, unsigned) = nullptr;
   Result (*error_name)(Result, const char**) = nullptr;
@@ -45,6 +61,7 @@ struct CudaDriver {
     find(library, "cuModuleGetFunction", module_function);
     find(library, "cuFuncSetAttribute", function_attribute);
     find(library, "cuLaunchKernel", launch);
+    find(library, "cuLaunchKernelEx", launch_as);
     find(library, "cuMemcpyDtoDAsync_v2", copy);
     find(library, "cuStreamCreate", new_stream);
     find(library, "cuGetErrorName", error_name);
@@ -100,13 +117,22 @@ inline void load_gpu_kernels(Program& program) {
   }
 }
 
+// `early`: while the launch before it on the stream still runs.
 inline void launch_on_gpu(const LaunchTriton& step, const int64_t* grid, void** parameters,
-                          void* stream) {
+                          void* stream, bool early) {
   const CudaDriver& driver = CudaDriver::get();
-  driver.check(driver.launch(step.function, static_cast<unsigned>(grid[0]),
-                             static_cast<unsigned>(grid[1]), static_cast<unsigned>(grid[2]),
-                             static_cast<unsigned>(step.threads), 1, 1,
-                             static_cast<unsigned>(step.shared_bytes), stream, parameters, nullptr),
+  unsigned x = static_cast<unsigned>(grid[0]), y = static_cast<unsigned>(grid[1]),
+           z = static_cast<unsigned>(grid[2]), threads = static_cast<unsigned>(step.threads),
+           shared_bytes = static_cast<unsigned>(step.shared_bytes);
+  if (early) {
+    LaunchAttribute attribute{LaunchAttribute::kProgrammaticStreamSerialization, 1, {}};
+    LaunchConfig config{{x, y, z}, {threads, 1, 1}, shared_bytes, stream, &attribute, 1};
+    driver.check(driver.launch_as(&config, step.function, parameters, nullptr), "cuLaunchKernelEx",
+                 step.name);
+    return;
+  }
+  driver.check(driver.launch(step.function, x, y, z, threads, 1, 1, shared_bytes, stream,
+                             parameters, nullptr),
                "cuLaunchKernel", step.name);
 }
 

@@ -210,6 +210,7 @@ class Loader {
     launch.scratch_parameters = static_cast<int>(to_int(t[8]));
     launch.scratch_bytes = to_int(t[9]);
     launch.label = to_string(t[10]);
+    launch.early = to_int(t[11]) != 0;
     TORCH_CHECK(launch.scratch_bytes == 0 || launch.scratch_parameters > 0, launch.name,
                 " takes no pointer to its scratch memory");
     return launch;

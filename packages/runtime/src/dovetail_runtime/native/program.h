@@ -107,6 +107,7 @@ struct LaunchTriton {
   int scratch_parameters;  // appended pointers: the first to scratch memory, the others null
   int64_t scratch_bytes;   // of global memory for each program
   void* function = nullptr;  // CUfunction, once loaded
+  bool early = false;        // begins while the launch before it runs: the kernel itself waits
   std::string label;         // for people: in profiles
 };
 

@@ -36,7 +36,7 @@ inline void Runner::execute(LaunchTriton& step) {
     grid[d] = values()[step.grid[d]];
     if (grid[d] <= 0) return;
   }
-  size_t count = step.arguments.size();
+  size_t count = step.arguments.size(), copies = frame_.copies.size();
   // Each parameter's value, those of the appended ones (scratch memory, null), then the pointers
   // to them that the driver wants.
   frame_.integers.assign(count + 2, 0);
@@ -64,7 +64,9 @@ inline void Runner::execute(LaunchTriton& step) {
   for (int i = 0; i < step.scratch_parameters; ++i) {
     frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
   }
-  launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream);
+  // What was copied just now may not be read before the copy has ended.
+  bool early = step.early && copies == frame_.copies.size() && frame_.written_copies.empty();
+  launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream, early);
   if (!frame_.written_copies.empty()) copy_back();
 }
 

@@ -25,6 +25,7 @@ from dovetail_inductor.targets.target import (
     Emitted,
     GeneratedKernel,
     Library,
+    Machine,
     Memory,
     Pieces,
     Scans,
@@ -99,11 +100,11 @@ class CpuTarget(Target):
         kernel: GeneratedKernel,
         builder: Builder,
         buffers: Mapping[str, Buffer],
-        simd: int | None,
+        machine: Machine,
     ) -> Emitted:
         if not isinstance(kernel, FusedKernel):
             raise TypeError(f"no {type(kernel).__name__} is made for a CPU")
-        source, shape = cpp.emit_kernel(builder, kernel, buffers, simd or host_simd_bytes())
+        source, shape = cpp.emit_kernel(builder, kernel, buffers, machine.simd or host_simd_bytes())
         digest = hashlib.sha256(source.text.encode()).hexdigest()[:16]
         symbol = f"dovetail_{operators_of(kernel.nests)}_{digest}"
         made = CppKernel(symbol, source.text.replace("@symbol@", symbol), preamble())

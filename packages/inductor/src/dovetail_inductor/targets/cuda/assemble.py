@@ -15,6 +15,7 @@ from dovetail_inductor.targets.cuda.triton_ops import POINTER_TYPES, helper_sour
 
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
+_DEPENDENT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,19 @@ def assemble(
     programs: int,
     buffers: Mapping[str, Buffer],
     functions: str = "",
+    *,
+    dependent: bool,
 ) -> EmittedKernel:
     """A kernel named by its content, after `name`: `functions` are those that its body calls.
+
+    A `dependent` one may be launched while the launches before it run: it waits for these itself,
+    and lets the next one come as soon as all of its own programs have.
 
     An index out of bounds stops the device.
     """
     text, parameters, tiling = body.text, body.parameters, body.tiling
+    if dependent:
+        text = f"    gdc_launch_dependents()\n    gdc_wait()\n{text}"
     symbols = names_in(text)
     types = parameter_types(parameters, buffers)
     signature = (
@@ -96,7 +104,8 @@ def assemble(
     content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
     symbol = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     libdevice = _LIBDEVICE if "libdevice." in before + text else ""
-    source = f"{_IMPORTS}{libdevice}\n\n{before}@triton.jit\ndef {symbol}{head}"
+    imports = f"{_IMPORTS}{libdevice}{_DEPENDENT if dependent else ''}"
+    source = f"{imports}\n\n{before}@triton.jit\ndef {symbol}{head}"
     kernel = TritonKernel(
         symbol=symbol,
         source=source,

@@ -25,7 +25,9 @@ from dovetail_inductor.targets.cuda.assemble import EmittedKernel
 from dovetail_inductor.targets.cuda.attention_text import LOG2_E, AttentionText
 
 
-def emit_attention(call: ExternCall, buffers: Mapping[str, Buffer]) -> list[EmittedKernel]:
+def emit_attention(
+    call: ExternCall, buffers: Mapping[str, Buffer], dependent: bool = False
+) -> list[EmittedKernel]:
     """The kernels of a call. Needs known sizes.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
@@ -39,8 +41,8 @@ def emit_attention(call: ExternCall, buffers: Mapping[str, Buffer]) -> list[Emit
     for number, kind in enumerate(kinds):
         if loops.mask is not None:
             seen = _TilesSeenByKeys if kind.across else _TilesSeen
-            found.append(seen(call, buffers, number).emit())
-        found.append(kind(call, buffers, number).emit())
+            found.append(seen(call, buffers, number).emit(dependent))
+        found.append(kind(call, buffers, number).emit(dependent))
     return found
 
 

@@ -99,14 +99,14 @@ class AttentionText:
 
     # --- the kernel -------------------------------------------------------------------------------
 
-    def emit(self) -> EmittedKernel:
+    def emit(self, dependent: bool) -> EmittedKernel:
         """The kernel."""
         self.lines.add("pid = tl.program_id(0)")
         programs = self.body()
         parameters = tuple((name, buffer) for buffer, name in self.parameters.items())
         text, helpers = "\n".join(self.lines.text), frozenset(self.helpers)
         body = KernelBody(text, parameters, helpers, self.tiling, self.kind)
-        return assemble(self.kind, body, programs, self.buffers)
+        return assemble(self.kind, body, programs, self.buffers, dependent=dependent)
 
     def body(self) -> int:
         """Write the statements; how many programs there are."""

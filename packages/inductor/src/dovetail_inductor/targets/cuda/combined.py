@@ -22,14 +22,16 @@ from dovetail_inductor.targets.cuda.product import emit_products
 from dovetail_inductor.targets.cuda.tiling import choose
 
 
-def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
+def emit_combined(
+    combined: CombinedKernel, buffers: Mapping[str, Buffer], dependent: bool = False
+) -> EmittedKernel:
     """Triton source of a shared launch.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
     """
     products = [k for k in combined.kernels if isinstance(k, ProductKernel)]
     if products:
-        return emit_products(products, buffers)
+        return emit_products(products, buffers, dependent)
     classes: dict[tuple[object, ...], list[KernelBody]] = {}
     fused = [kernel for kernel in combined.kernels if isinstance(kernel, FusedKernel)]
     assert len(fused) == len(combined.kernels), "products share launches with products"
@@ -61,7 +63,7 @@ def emit_combined(combined: CombinedKernel, buffers: Mapping[str, Buffer]) -> Em
     scatters = any(body.scatters for bodies in classes.values() for body in bodies)
     text, own = "\n".join(lines), tuple(parameters)
     body = KernelBody(text, own, frozenset(helpers), tiling, "combined", scatters)
-    return assemble(name, body, start, buffers, functions)
+    return assemble(name, body, start, buffers, functions, dependent=dependent)
 
 
 def _branch(

@@ -27,6 +27,7 @@ from dovetail_inductor.targets.target import (
     Emitted,
     GeneratedKernel,
     Library,
+    Machine,
     Memory,
     Pieces,
     Scans,
@@ -108,28 +109,30 @@ class CudaTarget(Target):
         kernel: GeneratedKernel,
         builder: Builder,
         buffers: Mapping[str, Buffer],
-        simd: int | None,
+        machine: Machine,
     ) -> Emitted:
+        dependent = machine.dependent_launches
         if isinstance(kernel, ProductKernel):
-            return _launched(emit_product(kernel, buffers))
+            return _launched(emit_product(kernel, buffers, dependent), dependent)
         if isinstance(kernel, CombinedKernel):
-            return _launched(emit_combined(kernel, buffers))
-        return _launched(emit_kernel(kernel, buffers))
+            return _launched(emit_combined(kernel, buffers, dependent), dependent)
+        return _launched(emit_kernel(kernel, buffers, dependent), dependent)
 
     def emit_attention(
-        self, call: ExternCall, buffers: Mapping[str, Buffer]
+        self, call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine
     ) -> tuple[Emitted, ...]:
-        return tuple(map(_launched, emit_attention(call, buffers)))
+        dependent = machine.dependent_launches
+        return tuple(_launched(k, dependent) for k in emit_attention(call, buffers, dependent))
 
 
-def _launched(made: EmittedKernel) -> Emitted:
+def _launched(made: EmittedKernel, dependent: bool) -> Emitted:
     sizes = tuple(SizeExpr("sym", (name,)) for name in made.symbols)
     x, y, z = (size_expr(n) for n in made.grid)
     symbol = made.kernel.symbol
     return Emitted(
         made.kernel,
         tuple(made.tensors),
-        lambda places, label: LaunchTriton(symbol, (*places, *sizes), (x, y, z), label),
+        lambda places, label: LaunchTriton(symbol, (*places, *sizes), (x, y, z), label, dependent),
     )
 
 

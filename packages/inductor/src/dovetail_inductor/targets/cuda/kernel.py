@@ -49,7 +49,9 @@ from dovetail_inductor.targets.cuda.quotients import rough_quotients, stores_nar
 from dovetail_inductor.targets.cuda.tiling import Tiling, choose
 
 
-def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
+def emit_kernel(
+    kernel: FusedKernel, buffers: Mapping[str, Buffer], dependent: bool = False
+) -> EmittedKernel:
     """Triton source of one fused kernel.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
@@ -57,7 +59,7 @@ def emit_kernel(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> EmittedKe
     body = Emission(kernel, buffers, choose(kernel, buffers)).run()
     whole = replace(body, text=f"    pid = tl.program_id(0)\n{body.text}")
     name = f"{body.kind}_{operators_of(kernel.nests)}"
-    return assemble(name, whole, body.tiling.programs, buffers)
+    return assemble(name, whole, body.tiling.programs, buffers, dependent=dependent)
 
 
 # A stored value that takes more than this many additions is read back, from a cache or at memory's

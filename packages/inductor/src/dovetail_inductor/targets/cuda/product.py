@@ -27,7 +27,9 @@ from dovetail_inductor.targets.cuda.axes import scaled
 from dovetail_inductor.targets.cuda.body import Lines
 from dovetail_inductor.targets.cuda.descriptors import Described, described
 from dovetail_inductor.targets.cuda.kernel import Emission
-from dovetail_inductor.targets.cuda.right_tiles import computed_tiles, depth_of
+from dovetail_inductor.targets.cuda.operand_tiles import address, numbered
+from dovetail_inductor.targets.cuda.right_tiles import MIDDLE_LINE, computed_tiles, depth_of
+from dovetail_inductor.targets.cuda.row_product import multiply_row
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
 # So many tiles, one below the other, are computed before those to their right.
@@ -49,7 +51,9 @@ class ProductText:
     operands: int
 
 
-def emit_product(product: ProductKernel, buffers: Mapping[str, Buffer]) -> EmittedKernel:
+def emit_product(
+    product: ProductKernel, buffers: Mapping[str, Buffer], dependent: bool = False
+) -> EmittedKernel:
     """Triton source of a product. Needs known sizes below 2**31.
 
     Raises `UnsupportedOp` for a scalar op that has no Triton form.
@@ -62,7 +66,7 @@ def emit_product(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Emitt
     else:
         lines = f"    pid = tl.program_id(0)\n{text.before}{text.multiply}\n{body.text}"
     name = f"{body.kind}_{operators_of(product.epilogue.nests)}"
-    return assemble(name, replace(body, text=lines), programs, buffers)
+    return assemble(name, replace(body, text=lines), programs, buffers, dependent=dependent)
 
 
 def _in_turns(text: ProductText, tiles: int, programs: int) -> str:
@@ -81,7 +85,7 @@ def _in_turns(text: ProductText, tiles: int, programs: int) -> str:
 
 
 def emit_products(
-    products: Sequence[ProductKernel], buffers: Mapping[str, Buffer]
+    products: Sequence[ProductKernel], buffers: Mapping[str, Buffer], dependent: bool
 ) -> EmittedKernel:
     """Triton source of products side by side that share the left matrix. Those that are multiplied
     in the same loop are so once, with the right matrix chosen before."""
@@ -119,7 +123,7 @@ def emit_products(
     lines = "\n".join([*choosing, *using])
     whole = KernelBody(lines, tuple(parameters), helpers, texts[0].use.tiling, "products")
     name = f"products_{operators_of(products[0].epilogue.nests)}"
-    return assemble(name, whole, start, buffers, functions)
+    return assemble(name, whole, start, buffers, functions, dependent=dependent)
 
 
 def _loop_of(text: ProductText, buffers: Mapping[str, Buffer]) -> tuple[str, tuple[str, ...]]:
@@ -143,10 +147,12 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     ]
     before, multiply = Lines(), Lines()
     _place(multiply, tiling.axes, tiles.parts, "pid")
+    if product.computed:
+        multiply.add(MIDDLE_LINE)
     if tiles.descriptors:
         _multiply_described(before, multiply, product, buffers, pointers)
     elif tiles.m == 1:
-        _multiply_row(multiply, product, pointers, emission)
+        multiply_row(multiply, product, pointers, emission)
     else:
         _multiply(multiply, product, pointers, emission)
     operands = len(emission.parameters)
@@ -155,7 +161,7 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     if outer:
         starts.insert(0, "pz")
     given = {}
-    for acc, (_, sums) in zip(_numbered("acc", product), product.rights, strict=True):
+    for acc, (_, sums) in zip(numbered("acc", product), product.rights, strict=True):
         if not rows and tiles.m > 1:
             emission.lines.add(f"{acc} = tl.sum({acc}, 0)[None, :]")
         if not columns:
@@ -164,11 +170,6 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     use = emission.run_at(starts, given)
     once = "".join(f"{line}\n" for line in before.text)
     return ProductText(once, "\n".join(multiply.text), use, operands)
-
-
-def _numbered(name: str, product: ProductKernel) -> list[str]:
-    """`name` for each right matrix: the plain one for the first."""
-    return [f"{name}{number or ''}" for number in range(len(product.rights))]
 
 
 def _place(lines: Lines, axes: tuple[Axis, ...], parts: int, pid: str) -> None:
@@ -207,7 +208,7 @@ def _multiply(
     """
     tiles, left, right = product.tiles, product.left, product.right
     m, k = left.shape[-2:]
-    accs, names = _numbered("acc", product), _numbered("b", product)
+    accs, names = numbered("acc", product), numbered("b", product)
     depth = depth_of(product)
     for acc in accs:
         lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
@@ -217,11 +218,11 @@ def _multiply(
         along_n = _along(lines, "bn", "px", tiles.n, right.shape[-1], right.stride[-1], "[None, :]")
     begin, end = _inner(lines, product)
     batched = _batched(product)
-    at_left = _address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:], batched)
+    at_left = address(left, ("am", f"({begin} + kk[None, :])"), left.stride[-2:], batched)
     lines.add(f"a = p0 + {at_left}")
     for name, pointer, (own, _) in zip(names, pointers, product.rights, strict=True):
         if pointer:
-            at_right = _address(own, (f"({begin} + kk[:, None])", "bn"), own.stride[-2:], batched)
+            at_right = address(own, (f"({begin} + kk[:, None])", "bn"), own.stride[-2:], batched)
             lines.add(f"{name} = {pointer} + {at_right}")
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
@@ -239,7 +240,8 @@ def _multiply(
             lines.add(f"{name}_tile = {load(name, along_n, '[:, None]')}")
             rights.append([f"{name}_tile"])
         else:
-            rights.append(computed_tiles(lines, product, own.buffer, depth, emission))
+            made_here = computed_tiles(lines, product, own.buffer, depth, emission)
+            rights.append(list(made_here.tiles))
     for turn in range(depth.in_one):
         further = f" + {turn * left.stride[-1]}" if turn else ""
         lines.add(f"a_tile = {load(f'a{further}', along_m, '[None, :]')}")
@@ -250,55 +252,6 @@ def _multiply(
         if pointer:
             lines.add(f"{name} += {tiles.k * own.stride[-2]}")
     lines.indent -= 1
-
-
-def _multiply_row(
-    lines: Lines, product: ProductKernel, pointers: Sequence[str], emission: Emission
-) -> None:
-    """As `_multiply`, of one row: each thread adds up products of what it reads, and threads
-    exchange their sums in the end. A thread reads what lies side by side in memory, of one column
-    after the other, all of which are on their way at once."""
-    tiles, left = product.tiles, product.left
-    k, accs, columns = left.shape[-1], _numbered("acc", product), range(tiles.n)
-    depth = depth_of(product)
-    for acc in accs:
-        for column in columns:
-            lines.add(f"{acc}_{column} = tl.zeros({depth.shape(tiles.n)}, tl.float32)")
-    lines.add(f"kk = ({depth.positions})[None]")
-    begin, end = _inner(lines, product)
-    lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
-    lines.indent += 1
-
-    def load(text: str, place: str) -> str:
-        masked = f", ({place} < {k}), other=0" if k % tiles.k else ""
-        return f"tl.load({text}{masked}).to(tl.float32)"
-
-    row = [f"a{turn}" for turn in range(depth.in_one)]
-    if depth.in_one == 2:  # both are read at once
-        at = f"((k + kk)[{':, ' * (len(depth.blocks) + 1)}None] + tl.arange(0, 2))"
-        both = load(f"p0 + {_address(left, ('0', at), left.stride[-2:], False)}", at)
-        lines.add(f"{', '.join(row)} = tl.split({both})")
-    else:
-        for turn, name in enumerate(row):
-            at = f"(k + kk + {turn})"
-            text = load(f"p0 + {_address(left, ('0', at), left.stride[-2:], False)}", at)
-            lines.add(f"{name} = {text}")
-    for column in columns:
-        for acc, pointer, (own, _) in zip(accs, pointers, product.rights, strict=True):
-            if pointer:
-                place = ("(k + kk)", depth.first_column(product, column))
-                at_right = _address(own, place, own.stride[-2:], False)
-                made = [load(f"{pointer} + {at_right}", "(k + kk)")]
-            else:
-                made = computed_tiles(lines, product, own.buffer, depth, emission, column)
-            for name, tile in zip(row, made, strict=True):
-                lines.add(f"{acc}_{column} = tl.fma({name}, {tile}, {acc}_{column})")
-    lines.indent -= 1
-    for acc in accs:
-        lines.add(f"{acc} = tl.zeros([1, {tiles.n}], tl.float32)")
-        for column in columns:
-            here = f"tl.arange(0, {tiles.n})[None, :] == {column}"
-            lines.add(f"{acc} = tl.where({here}, tl.sum({acc}_{column}), {acc})")
 
 
 def _multiply_described(
@@ -312,7 +265,7 @@ def _multiply_described(
     `pointers` are the right matrices'."""
     tiles = product.tiles
     batch = "pz" if _batched(product) else "0"
-    accs, names = _numbered("acc", product), _numbered("right", product)
+    accs, names = numbered("acc", product), numbered("right", product)
     left = _described(product.left, buffers)
     rights = [_described(right, buffers) for right, _ in product.rights]
     left.define(before, "left", "p0", (tiles.m, tiles.k))
@@ -325,7 +278,7 @@ def _multiply_described(
     lines.indent += 1
     at_left, at_right = (scaled("py", tiles.m), "k"), ("k", scaled("px", tiles.n))
     lines.add(f"a_tile = {left.load('left', at_left, (tiles.m, tiles.k), batch)}")
-    tile_names = _numbered("b", product)
+    tile_names = numbered("b", product)
     for tile, name, right in zip(tile_names, names, rights, strict=True):
         lines.add(f"{tile}_tile = {right.load(name, at_right, (tiles.k, tiles.n), batch)}")
     for acc, tile in zip(accs, tile_names, strict=True):
@@ -369,18 +322,6 @@ def _along(
     positions = f"({number} * {block} + tl.arange(0, {block}))"
     lines.add(f"{name} = ({positions}{wrap}){spread}")
     return f"({name} < {size})" if size % block and not wrapped else None
-
-
-def _address(
-    operand: Strided, positions: tuple[str, str], strides: tuple[int, ...], batched: bool
-) -> str:
-    """Offsets of a tile of an operand."""
-    terms = [t if c == 1 else f"{t} * {c}" for t, c in zip(positions, strides, strict=True)]
-    if batched:
-        terms.append(f"pz * {operand.stride[0]}")
-    if operand.offset:
-        terms.append(str(operand.offset))
-    return " + ".join(terms)
 
 
 __all__ = ["emit_product", "emit_products", "product_text"]

@@ -20,6 +20,10 @@ from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 # 1.5 * 2**23 as a number, and as the bits of a float32: what is added to these is added to that.
 MIDDLE, BITS_OF_MIDDLE = 3 << 22, 0x4B400000
+# The bits as a number that the assembler does not know: so `and` and `or` are one instruction. (No
+# address has as many digits.)
+MIDDLE_NAME = "middle"
+MIDDLE_LINE = f"{MIDDLE_NAME} = {BITS_OF_MIDDLE} + (p0.to(tl.int64) >> 60).to(tl.int32)"
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,14 @@ class Depth:
         return f"tl.minimum({place}, {n - 1})" if n % tiles.n else f"({place})"
 
 
+@dataclass(frozen=True)
+class RightTiles:
+    """The names of tiles that are multiplied in one turn, and by what their products are, too."""
+
+    tiles: tuple[str, ...]
+    factor: str = ""
+
+
 def depth_of(product: ProductKernel) -> Depth:
     """The inner dimension of a product's tiles."""
     length, one_row = product.tiles.k, product.tiles.m == 1
@@ -81,10 +93,10 @@ def computed_tiles(
     depth: Depth,
     emission: Emission,
     column: int = 0,
-) -> list[str]:
+) -> RightTiles:
     """Define, in `lines`, the tiles of the right matrix called `name` at `k` that are multiplied in
-    one turn: of its dtype, or for one row unrounded in float32. `emission` is of the kernel; of
-    tiles of one column each it is that of the number `column`."""
+    one turn: of its dtype, or for one row unrounded in float32, and then but for a factor.
+    `emission` is of the kernel; of tiles of one column each it is that of the number `column`."""
     operand, tiles = product.computed[name], product.tiles
     inner = [operand.inner]
     if len(depth.blocks) > 1:
@@ -109,34 +121,56 @@ def computed_tiles(
         emission.helpers,
     )
     kind = torch.float32 if depth.one_row else emission.buffers[name].dtype
+    bodies, factor = operand.bodies, None
+    if depth.one_row:
+        bodies, factor = operand.with_factor(inner[-1])
+    values = own.values_at(starts, bodies if factor is None else (*bodies, factor))
     found = []
-    for value in own.values_at(starts, operand.bodies):
+    for value in values[: len(bodies)]:
         tile = f"tl.broadcast_to({value}, {depth.shape(tiles.n)})"
         for axis in axes:
             if axis.masked and axis.name != "bn":  # what is no number must not reach the sums
                 tile = f"tl.where({axis.mask}, {tile}, 0)"
         found.append(lines.define(f"{tile}.to({TRITON_TYPES[kind]})", "tile"))
-    return found
+    return RightTiles(tuple(found), values[-1] if factor is not None else "")
+
+
+@dataclass(frozen=True)
+class _Bits:
+    """A number from 0 to 255 as bits of a word of 32 bits: `(word & mask) >> shift`."""
+
+    word: str
+    mask: int = 255
+    shift: int = 0
+
+    def combined(self, op: str, number: int) -> _Bits | None:
+        """Of an operator with a constant; None if that is another word."""
+        if op == "bitwise_and":
+            return _Bits(self.word, self.mask & number << self.shift, self.shift)
+        shift = self.shift + number
+        return _Bits(self.word, self.mask >> shift << shift, shift) if op == "shift_right" else None
 
 
 @dataclass
 class _OperandEmitter(BodyEmitter):
     """Emits what weights are made of. A GPU converts a byte in the time in which it adds eight
-    numbers: bytes are made 32 bits wide and added to the bits of a large number, and that number is
-    subtracted.
+    numbers: bytes are made 32 bits wide and put into the bits of a large number, where they are,
+    which is then subtracted (and divided by a power of two in the same instruction).
 
-    `whole`: names of bytes that are 32 bits wide. `digits`: of a number made so the name before the
-    subtraction.
+    `bits`: what names of bytes stand for. `digits`: of a number made so the one before the
+    subtraction, and the power of two.
     """
 
-    whole: set[str] = field(default_factory=set)
-    digits: dict[str, str] = field(default_factory=dict)
+    bits: dict[str, _Bits] = field(default_factory=dict)
+    digits: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def load(self, load: Load, mask: str | None, read: Callable[[Expr], str]) -> str:
         value = super().load(load, mask, read)
         if load.dtype is not torch.uint8:
             return value
-        return self._whole(f"{value}.to(tl.int32)")
+        word = self.lines.define(f"{value}.to(tl.int32)")
+        self.bits[word] = _Bits(word)
+        return word
 
     def apply(self, op: str, args: Sequence[str], expr: Apply) -> str:
         first, *others = expr.args
@@ -148,33 +182,41 @@ class _OperandEmitter(BodyEmitter):
             return self._converted(args[0])
         number = others[0].value if others and isinstance(others[0], Constant) else None
         if op == "sub" and args[0] in self.digits and number is not None and number == int(number):
-            if abs(int(number)) < 1 << 21:
-                less = float(MIDDLE + int(number))
-                return self.lines.define(f"{self.digits[args[0]]} - {less}")
-        if args[0] in self.whole and number is not None and number >= 0:
-            sign = {"bitwise_and": "&", "bitwise_or": "|", "shift_right": ">>"}.get(op)
-            if sign is not None and (op != "shift_right" or number < 8):
-                return self._whole(f"{args[0]} {sign} {int(number)}")
-        narrow = [f"{arg}.to(tl.uint8)" if arg in self.whole else arg for arg in args]
+            if abs(int(number)) < 1 << 16:
+                return self._without_middle(*self.digits[args[0]], int(number))
+        if args[0] in self.bits and number is not None and 0 <= number < 256:
+            bits, sign = self.bits[args[0]], {"bitwise_and": "&", "shift_right": ">>"}.get(op)
+            combined = bits.combined(op, int(number)) if number < 8 or sign == "&" else None
+            if combined is not None:
+                name = self.lines.define(f"{args[0]} {sign} {int(number)}")
+                self.bits[name] = combined
+                return name
+        narrow = [f"{arg}.to(tl.uint8)" if arg in self.bits else arg for arg in args]
         return super().apply(op, narrow, expr)
 
-    def _whole(self, text: str) -> str:
-        name = self.lines.define(text)
-        self.whole.add(name)
+    def _converted(self, value: str) -> str:
+        bits = self.bits.get(value)
+        if bits is None:
+            number, shift = f"{value}.to(tl.int32) + {BITS_OF_MIDDLE}", 0
+        else:
+            masked = bits.word if bits.mask == 255 else f"({bits.word} & {bits.mask})"
+            number, shift = f"{masked} | {MIDDLE_NAME}", bits.shift
+        digits = self.lines.define(f"({number}).to(tl.float32, bitcast=True)")
+        name = self._without_middle(digits, shift, 0)
+        self.digits[name] = digits, shift
         return name
 
-    def _converted(self, value: str) -> str:
-        sign = "|" if value in self.whole else "+"
-        bits = value if value in self.whole else f"{value}.to(tl.int32)"
-        text = f"({bits} {sign} {BITS_OF_MIDDLE}).to(tl.float32, bitcast=True)"
-        digits = self.lines.define(text)
-        name = self.lines.define(f"{digits} - {float(MIDDLE)}")
-        self.digits[name] = digits
-        return name
+    def _without_middle(self, digits: str, shift: int, less: int) -> str:
+        """The number whose digits these are, less another one."""
+        if shift == 0:
+            return self.lines.define(f"{digits} - {float(MIDDLE + less)}")
+        return self.lines.define(
+            f"tl.fma({digits}, {2.0**-shift}, {-(MIDDLE * 2.0**-shift + less)})"
+        )
 
 
 class _OperandEmission(Emission):
     emitter = _OperandEmitter
 
 
-__all__ = ["Depth", "computed_tiles", "depth_of"]
+__all__ = ["Depth", "RightTiles", "computed_tiles", "depth_of"]

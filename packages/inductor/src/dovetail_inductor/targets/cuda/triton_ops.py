@@ -192,6 +192,20 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         "    r = a - (a // b) * b\n"
         "    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)",
     ),
+    # Products of two blocks of `size` elements, added to `sums` by `count` neighbours: those of one
+    # thread, where layouts keep them together.
+    "dv_add_products": (
+        (),
+        "def dv_add_products(a, b, sums, size: tl.constexpr, count: tl.constexpr):\n"
+        "    if count == 1:\n"
+        "        return tl.fma(tl.reshape(a, [size]), tl.reshape(b, [size]), sums)\n"
+        "    else:\n"
+        "        half: tl.constexpr = size // 2\n"
+        "        a0, a1 = tl.split(tl.reshape(a, [half, 2]))\n"
+        "        b0, b1 = tl.split(tl.reshape(b, [half, 2]))\n"
+        "        sums = dv_add_products(a0, b0, sums, half, count // 2)\n"
+        "        return dv_add_products(a1, b1, sums, half, count // 2)",
+    ),
     "dv_remainder": (
         ("dv_fmod",),
         "def dv_remainder(a, b):\n"
