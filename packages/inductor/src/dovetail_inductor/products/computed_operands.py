@@ -113,7 +113,7 @@ def _tiles(
     tiles, (k, n) = product.tiles, product.right.shape
     operand = next(iter(computed.values()))
     if tiles.m == 1 and tiles.parts == 1:
-        return one_row_tiles(n, k, _bits(operand, buffers), len(product.rights))
+        return one_row_tiles(n, k, _bits(operand, buffers))
     depth = max(tiles.k, LEAST_DEPTH * operand.in_one)
     group = operand.inner[-1].size
     if tiles.m > 1 and len(operand.inner) > 1 and group % LEAST_DEPTH == 0:

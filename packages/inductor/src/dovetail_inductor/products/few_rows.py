@@ -108,12 +108,9 @@ def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptio
     return tiles_for(work.sizes, options.gpu_of(first.out.device))
 
 
-def one_row_tiles(n: int, k: int, bits: float = 16, matrices: int = 1) -> ProductTiles:
-    """The tiles for one row, by columns each of which is dense in memory, of so many bits, of one
-    matrix or of several in one loop."""
-    most, columns = next(
-        (most, max(1, count // matrices)) for own, most, count in ROW_TILES if bits <= own
-    )
+def one_row_tiles(n: int, k: int, bits: float = 16) -> ProductTiles:
+    """The tiles for one row, by columns each of which is dense in memory, of so many bits."""
+    most, columns = next((most, count) for own, most, count in ROW_TILES if bits <= own)
     depth = min(_covering(k), most)
     warps = max(1, min(8, depth // (32 * ROW_NUMBERS)))
     return ProductTiles(1, min(_covering(n), columns), depth, warps, 1)

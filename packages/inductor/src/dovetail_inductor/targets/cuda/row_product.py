@@ -26,8 +26,8 @@ def multiply_row(
     lines: Lines, product: ProductKernel, pointers: Sequence[str], emission: Emission
 ) -> None:
     """The sums of one row's tile, as `acc`: a tile is of one column after the other, all of which
-    are on their way at once. `pointers` are the right matrices' that are in memory, and `emission`
-    is of the kernel that computes the others."""
+    are on their way at once, before threads wait for one another. `pointers` are the right
+    matrices' that are in memory, and `emission` is of the kernel that computes the others."""
     tiles, left = product.tiles, product.left
     k, accs, columns = left.shape[-1], numbered("acc", product), range(tiles.n)
     depth = depth_of(product)
@@ -46,6 +46,16 @@ def multiply_row(
         masked = f", ({place} < {k}), other=0" if k % tiles.k else ""
         return f"tl.load({text}{masked}).to(tl.float32)"
 
+    rights: list[tuple[str, RightTiles]] = []
+    for column in columns:
+        for acc, pointer, (right, _) in zip(accs, pointers, product.rights, strict=True):
+            if pointer:
+                place = ("(k + kk)", depth.first_column(product, column))
+                at_right = address(right, place, right.stride[-2:], False)
+                made = RightTiles((lines.define(load(f"{pointer} + {at_right}", "(k + kk)"), "b"),))
+            else:
+                made = computed_tiles(lines, product, right.buffer, depth, emission, column)
+            rights.append((f"{acc}_{column}", made))
     row = [f"a{turn}" for turn in range(depth.in_one)]
     if depth.in_one == 2:  # both are read at once
         at = f"((k + kk)[{':, ' * (len(depth.blocks) + 1)}None] + tl.arange(0, 2))"
@@ -57,8 +67,7 @@ def multiply_row(
             text = load(f"p0 + {address(left, ('0', at), left.stride[-2:], False)}", at)
             lines.add(f"{name} = {text}")
     emission.helpers.add(_ADD)
-
-    def add(acc: str, made: RightTiles) -> None:
+    for acc, made in rights:
         sums = f"tl.zeros([{count}], tl.float32)" if made.factor else acc
         for name, tile in zip(row, made.tiles, strict=True):
             sums = f"{_ADD}({name}, {tile}, {sums}, {own}, {together})"
@@ -66,16 +75,6 @@ def multiply_row(
             shape = [*depth.shape(1)[:-1], depth.blocks[-1] // together]
             sums = f"{acc} + tl.reshape(tl.reshape({sums}, {shape}) * {made.factor}, [{count}])"
         lines.add(f"{acc} = {sums}")
-
-    for column in columns:
-        for acc, pointer, (right, _) in zip(accs, pointers, product.rights, strict=True):
-            if pointer:
-                place = ("(k + kk)", depth.first_column(product, column))
-                at_right = address(right, place, right.stride[-2:], False)
-                made = RightTiles((lines.define(load(f"{pointer} + {at_right}", "(k + kk)"), "b"),))
-            else:
-                made = computed_tiles(lines, product, right.buffer, depth, emission, column)
-            add(f"{acc}_{column}", made)
     lines.indent -= not once
     for acc in accs:
         parts = _joined([f"{acc}_{column}" for column in columns], count)
