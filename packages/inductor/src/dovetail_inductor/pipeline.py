@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from dovetail_inductor.emit_plan import emit_plan
 from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.graph_passes.complex_parts import complex_parts
+from dovetail_inductor.graph_passes.pixel_products import pixel_products
 from dovetail_inductor.graph_passes.read_parts import read_parts
 from dovetail_inductor.graph_passes.scatter_sums import scatter_sums
 from dovetail_inductor.knobs import VERIFY_LOOPS
@@ -129,11 +130,13 @@ def to_loops(
     summed = passes.run("scatter_sums", lambda: scatter_sums(read))
     # Before ops become loops, which know no complex numbers.
     split = passes.run("complex_parts", lambda: complex_parts(summed, options))
-    lines = {node.name: line_of(node) for node in split.graph.nodes}
+    # After weights are prepared, which knows convolutions by their channels.
+    products = passes.run("pixel_products", lambda: pixel_products(split, options))
+    lines = {node.name: line_of(node) for node in products.graph.nodes}
 
     # Ops become loop nests over buffers; views become index arithmetic.
     def lowered() -> LoopGraph:
-        loops = lower(split, target, options.everywhere, branch, options.converts)
+        loops = lower(products, target, options.everywhere, branch, options.converts)
         facts = GraphFacts(_owned(gm, loops), _overwritten(gm, loops), lines)
         return replace(loops, facts=facts)
 

@@ -93,6 +93,8 @@ class Library:
     wants_aligned_rows: its products of half types are faster on rows of aligned length.
     convolves_in_steps: its convolutions add, sum or copy in kernels of their own what kernels of
         ours can do beside other work.
+    multiplications_without_packing: up to so many, its products are faster than its convolutions,
+        which pack their operands first.
     multiplies_alone, attends_alone: there are no kernels of ours for products or for attention.
     """
 
@@ -100,6 +102,7 @@ class Library:
     has_complex_loops: bool
     wants_aligned_rows: bool
     convolves_in_steps: bool
+    multiplications_without_packing: int
     multiplies_alone: bool
     attends_alone: bool
 

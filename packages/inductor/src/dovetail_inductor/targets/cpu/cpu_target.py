@@ -54,6 +54,7 @@ LIBRARY = Library(
     has_complex_loops=True,
     wants_aligned_rows=False,
     convolves_in_steps=False,
+    multiplications_without_packing=1 << 24,
     multiplies_alone=True,
     attends_alone=True,
 )

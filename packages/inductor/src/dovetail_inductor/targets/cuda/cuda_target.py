@@ -56,6 +56,7 @@ LIBRARY = Library(
     has_complex_loops=False,
     wants_aligned_rows=True,
     convolves_in_steps=True,
+    multiplications_without_packing=0,
     multiplies_alone=False,
     attends_alone=False,
 )

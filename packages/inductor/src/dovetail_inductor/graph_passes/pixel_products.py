@@ -1,0 +1,166 @@
+"""Small convolutions by one pixel as products of matrices: a pass over a functional graph.
+
+A library's convolution first finds out how to do it, and packs its operands: of what squeeze and
+excitation makes of a whole image that takes several times as long as the product itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+from dovetail_prims.fake_tensor import propagate
+from dovetail_prims.node_facts import take_place
+from torch.fx import Graph, GraphModule, Node
+
+from dovetail_inductor.fx_nodes import fake_of
+from dovetail_inductor.loop_ir.loops import same_strides
+from dovetail_inductor.loop_ir.sizes import hint_of
+from dovetail_inductor.lowering.values import shape_of, stride_of
+from dovetail_inductor.options import InductorOptions
+
+aten = torch.ops.aten
+
+# Where the images are among the arguments (the weight follows), and what of the windows follows
+# them: stride, padding, dilation, transposed, output padding, groups.
+_IMAGES = {aten.convolution.default: (0, 3), aten.convolution_backward.default: (1, 4)}
+
+
+class _NotAsRows(Exception):
+    """A tensor does not lie as the rows of a matrix."""
+
+
+def pixel_products(gm: GraphModule, options: InductorOptions) -> GraphModule:
+    """The graph with its small convolutions by one pixel as products, where these are faster; `gm`
+    itself where there are none. Every node needs `meta["val"]`."""
+    if not any(_is_small(node, options) for node in gm.graph.nodes):
+        return gm
+    graph, env = Graph(), dict[Node, Node]()
+    for node in gm.graph.nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    for node in list(graph.nodes):
+        if _is_small(node, options):
+            _Rewriter(graph, node).run()
+    result = GraphModule(gm, graph)
+    result.meta.update(gm.meta)
+    return result
+
+
+def _is_small(node: Node, options: InductorOptions) -> bool:
+    """Whether a node is a convolution of float32 by one pixel, of few multiplications."""
+    if node.target not in _IMAGES:
+        return False
+    args: Any = node.args
+    images, windows = _IMAGES[node.target]
+    x, weight = fake_of(args[images]), fake_of(args[images + 1])
+    most = options.target_of(x._device).library.multiplications_without_packing
+    sizes, by = ([hint_of(n) for n in shape_of(t, node.name)] for t in (x, weight))
+    if not most or x._dtype is not torch.float32 or any(n != 1 for n in by[2:]):
+        return False
+    stride, padding, _, transposed, _, groups = args[windows : windows + 6]
+    if transposed or groups != 1 or any(n != 1 for n in stride) or any(n != 0 for n in padding):
+        return False
+    return prod(sizes) > 0 and prod(sizes) * by[0] <= most
+
+
+class _Rewriter:
+    """Writes one convolution as products."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph = graph
+        self.node = node
+        self.made: list[Node] = []
+
+    def run(self) -> None:
+        """Replace the node; leave it where its operands or results lie otherwise."""
+        with self.graph.inserting_before(self.node):
+            try:
+                forward = self.node.target is aten.convolution.default
+                results = self._forward() if forward else self._backward()
+            except _NotAsRows:
+                for node in reversed(self.made):
+                    self.graph.erase_node(node)
+                return
+        for node, result in results:
+            node.replace_all_uses_with(result)
+            self.graph.erase_node(node)
+        if self.node.target is not aten.convolution.default:
+            self.graph.erase_node(self.node)
+
+    def _forward(self) -> list[tuple[Node, Node]]:
+        args: Any = self.node.args
+        x, weight, bias = args[:3]
+        turned = self._call(aten.permute.default, self._matrix(weight), [1, 0])
+        if bias is None:
+            rows = self._call(aten.mm.default, self._rows(x), turned)
+        else:
+            rows = self._call(aten.addmm.default, bias, self._rows(x), turned)
+        return [(self.node, self._images(rows, self.node))]
+
+    def _backward(self) -> list[tuple[Node, Node]]:
+        args: Any = self.node.args
+        gradient, x, weight = args[:3]
+        rows = self._rows(gradient)
+        results = []
+        for part in self.node.users:
+            if part.target is not operator.getitem:
+                raise _NotAsRows
+            if part.args[1] == 0:
+                product = self._call(aten.mm.default, rows, self._matrix(weight))
+                result = self._images(product, part)
+            elif part.args[1] == 1:
+                turned = self._call(aten.permute.default, rows, [1, 0])
+                product = self._call(aten.mm.default, turned, self._rows(x))
+                sizes = fake_of(part)._sizes
+                result = self._like(self._call(aten.view.default, product, [*sizes]), part)
+            else:
+                result = self._call(aten.sum.dim_IntList, rows, [0])
+            results.append((part, result))
+        return results
+
+    def _matrix(self, weight: Any) -> Node:
+        return self._call(aten.view.default, weight, [*fake_of(weight)._sizes[:2]])
+
+    def _rows(self, images: Any) -> Node:
+        """The channels of each pixel as a row."""
+        rank, channels = len(fake_of(images)._sizes), fake_of(images)._sizes[1]
+        last = self._call(aten.permute.default, images, [0, *range(2, rank), 1])
+        return self._call(aten.view.default, last, [-1, channels])
+
+    def _images(self, rows: Node, like: Node) -> Node:
+        """The inverse of `_rows`."""
+        _, channels, *pixels = fake_of(like)._sizes
+        last = self._call(aten.view.default, rows, [-1, *pixels, channels])
+        rank = len(pixels) + 2
+        return self._like(
+            self._call(aten.permute.default, last, [0, rank - 1, *range(1, rank - 1)]), like
+        )
+
+    def _like(self, made: Node, node: Node) -> Node:
+        """What was made, if it lies as the node does."""
+        shape = shape_of(fake_of(node), node.name)
+        before, after = (stride_of(fake_of(n), n.name) for n in (node, made))
+        if not same_strides(shape, before, after):
+            raise _NotAsRows
+        made.meta["val"] = node.meta["val"]  # whose strides users see, those of size 1, too
+        return made
+
+    def _call(self, target: Any, *args: Any) -> Node:
+        if any(isinstance(n, torch.SymInt) for a in args if isinstance(a, Sequence) for n in a):
+            raise _NotAsRows  # but for the images' number, sizes have to be known
+        given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        try:
+            value = propagate(target, tuple(given), {})
+        except RuntimeError:  # no such view
+            raise _NotAsRows from None
+        node = self.graph.call_function(target, args)
+        take_place(node, self.node)
+        node.meta["val"] = value
+        self.made.append(node)
+        return node
+
+
+__all__ = ["pixel_products"]
