@@ -1,5 +1,5 @@
-"""Nets over images on a CPU: convolutions of one channel a group, squeeze and excitation, shortcuts,
-in whichever layout they are given and for any number of images."""
+"""Nets over images on a CPU: convolutions of one channel a group, excitation, shortcuts, in
+whichever layout they are given and for any number of images."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _Rewriter:
     def _forward(self) -> list[tuple[Node, Node]]:
         args: Any = self.node.args
         x, weight, bias = args[:3]
-        turned = self._call(aten.permute.default, self._matrix(weight), [1, 0])
+        turned = self._call(aten.permute.default, self._rows(weight), [1, 0])
         if bias is None:
             rows = self._call(aten.mm.default, self._rows(x), turned)
         else:
@@ -108,44 +108,32 @@ class _Rewriter:
         for part in self.node.users:
             if part.target is not operator.getitem:
                 raise _NotAsRows
-            if part.args[1] == 0:
-                product = self._call(aten.mm.default, rows, self._matrix(weight))
-                result = self._images(product, part)
-            elif part.args[1] == 1:
-                turned = self._call(aten.permute.default, rows, [1, 0])
-                product = self._call(aten.mm.default, turned, self._rows(x))
-                sizes = fake_of(part)._sizes
-                result = self._like(self._call(aten.view.default, product, [*sizes]), part)
-            else:
-                result = self._call(aten.sum.dim_IntList, rows, [0])
-            results.append((part, result))
+            if part.args[1] == 2:
+                results.append((part, self._call(aten.sum.dim_IntList, rows, [0])))
+                continue
+            factors = (rows, weight)
+            if part.args[1] == 1:
+                factors = (self._call(aten.permute.default, rows, [1, 0]), x)
+            product = self._call(aten.mm.default, factors[0], self._rows(factors[1]))
+            results.append((part, self._images(product, part)))
         return results
 
-    def _matrix(self, weight: Any) -> Node:
-        return self._call(aten.view.default, weight, [*fake_of(weight)._sizes[:2]])
-
     def _rows(self, images: Any) -> Node:
-        """The channels of each pixel as a row."""
+        """The channels of each pixel (of each result's, for a weight) as a row."""
         rank, channels = len(fake_of(images)._sizes), fake_of(images)._sizes[1]
         last = self._call(aten.permute.default, images, [0, *range(2, rank), 1])
         return self._call(aten.view.default, last, [-1, channels])
 
     def _images(self, rows: Node, like: Node) -> Node:
-        """The inverse of `_rows`."""
+        """The inverse of `_rows`, if it lies as a node does."""
         _, channels, *pixels = fake_of(like)._sizes
         last = self._call(aten.view.default, rows, [-1, *pixels, channels])
         rank = len(pixels) + 2
-        return self._like(
-            self._call(aten.permute.default, last, [0, rank - 1, *range(1, rank - 1)]), like
-        )
-
-    def _like(self, made: Node, node: Node) -> Node:
-        """What was made, if it lies as the node does."""
-        shape = shape_of(fake_of(node), node.name)
-        before, after = (stride_of(fake_of(n), n.name) for n in (node, made))
-        if not same_strides(shape, before, after):
+        made = self._call(aten.permute.default, last, [0, rank - 1, *range(1, rank - 1)])
+        before, after = (stride_of(fake_of(n), n.name) for n in (like, made))
+        if not same_strides(shape_of(fake_of(like), like.name), before, after):
             raise _NotAsRows
-        made.meta["val"] = node.meta["val"]  # whose strides users see, those of size 1, too
+        made.meta["val"] = like.meta["val"]  # whose strides users see, those of size 1, too
         return made
 
     def _call(self, target: Any, *args: Any) -> Node:
