@@ -136,6 +136,21 @@ def test_what_comes_early_does_not_raise_the_peak() -> None:
     assert [len(s.kernels) for s in combined.steps if isinstance(s, CombinedKernel)] == [3, 6]
 
 
+def test_what_waits_does_not_raise_the_peak() -> None:
+    def gradients(x: Tensor, wide: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        results: list[Tensor] = []
+        for w in weights:
+            h = x @ w
+            results += [h.t() @ wide, h[0] * 2]
+        return tuple(results)
+
+    inputs = [torch.randn(1024, 256), torch.randn(1024, 4096)]
+    graph = scheduled(gradients, *inputs, *(torch.randn(256, 256) for _ in range(40)))
+    combined = combine(graph, GPU)
+    assert live_bytes(combined).bytes <= live_bytes(graph).bytes + PEAK_BYTES
+    assert any(isinstance(step, CombinedKernel) for step in combined.steps)
+
+
 def test_a_launch_has_a_largest_number_of_kernels() -> None:
     inputs = [torch.randn(32) for _ in range(MAX_KERNELS + 3)]
     plan = check(lambda *ts: [t + 1 for t in ts], *inputs)

@@ -7,7 +7,7 @@ of biases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dovetail_inductor.loop_ir.expr import Apply, walk
@@ -30,7 +30,7 @@ LIGHT_OPS = 6  # a light kernel does at most so many operations a point
 # call's peak, but not less than so much.
 PEAK_PART = 16
 LEAST_BYTES = 2 << 20
-# Results that are there early may raise the peak itself by so much, or up to `LEAST_BYTES` in all.
+# They may raise the peak itself by so much, or up to `LEAST_BYTES` in all.
 PEAK_BYTES = 1 << 16
 
 # What a launch has in common: pointwise or not, light or not, warps, loop or not, device.
@@ -43,7 +43,7 @@ def combine(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     A candidate waits, as long as nobody needs its result, for others of its kind; when a launch is
     due, later candidates of its kind whose operands are there join it. Waiting keeps operands
     alive, and joining early results: `options.combine_bytes` bounds the bytes of each, and so does
-    a part of the call's peak. What joins early does not raise that peak.
+    a part of the call's peak. Neither raises that peak.
     """
     if not options.combine:
         return graph
@@ -91,7 +91,8 @@ class _Combiner:
     def __init__(self, graph: KernelGraph, options: InductorOptions) -> None:
         self.graph = graph
         self.limit = options.combine_bytes
-        live = live_bytes(graph)
+        self.owned = graph.facts.owned
+        live = live_bytes(graph, self.owned)
         self.live = live.at
         self.peak_limit = max(LEAST_BYTES, live.bytes + PEAK_BYTES)
         self.longer_limit = min(self.limit, max(LEAST_BYTES, live.bytes // PEAK_PART))
@@ -131,14 +132,15 @@ class _Combiner:
             self.ahead.pop(position, None)
             if position in self.done:
                 continue
+            if self.live[position] + self._waiting(self._grows) > self.peak_limit:
+                self._launch_all()
             needed = {self.writer[name] for name in step.reads() if name in self.writer}
             self._launch_those(needed - self.done)
             if position in self.kinds and isinstance(step, FusedKernel):
                 self._wait(position, step)
             else:
                 self._place(position)
-        for kind in list(self.waiting):
-            self._launch(kind)
+        self._launch_all()
         return self.result
 
     def _is_cold(self, position: int, kernel: Step) -> bool:
@@ -167,10 +169,8 @@ class _Combiner:
             self._launch(kind)
         launch = self.waiting.setdefault(kind, _Launch(self.limits[kind]))
         self._join(launch, position, kernel)
-        held = sum(self._held(p) for launch in self.waiting.values() for p in launch.positions)
-        if held > self.longer_limit:
-            for other in list(self.waiting):
-                self._launch(other)
+        if self._waiting(self._held) > self.longer_limit:
+            self._launch_all()
         elif launch.limit == self.limit and self._held(position) > self.longer_limit // 8:
             self._launch(kind)  # large operands: now, while they are in the cache
 
@@ -180,9 +180,18 @@ class _Combiner:
         total = 0
         for name in step.reads():
             dies = self.last_reader[name] == position and name not in self.kept
-            if dies and name in self.writer:
+            if dies and (name in self.writer or name in self.owned):
                 total += self.graph.buffers[name].nbytes
         return total
+
+    def _grows(self, position: int) -> int:
+        """Bytes that are there while the kernel waits, beyond those if it did not."""
+        written = writes_of(self.graph.steps[position])
+        return self._held(position) - sum(self.graph.buffers[n].nbytes for n in written)
+
+    def _waiting(self, bytes_of: Callable[[int], int]) -> int:
+        """The sum, over all kernels that wait, of some count of bytes."""
+        return sum(bytes_of(p) for launch in self.waiting.values() for p in launch.positions)
 
     def _fits(self, launch: _Launch, kernel: FusedKernel) -> bool:
         shapes = launch.shapes | {_shape(kernel)}
@@ -196,6 +205,10 @@ class _Combiner:
         launch.positions.append(position)
         launch.traffic += traffic(kernel, self.graph.buffers)
         launch.shapes.add(_shape(kernel))
+
+    def _launch_all(self) -> None:
+        for kind in list(self.waiting):
+            self._launch(kind)
 
     def _launch(self, kind: Kind) -> None:
         """Compute those of a kind that wait, and later ones that are ready."""
