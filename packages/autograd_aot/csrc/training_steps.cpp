@@ -4,6 +4,7 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -11,6 +12,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 namespace dovetail::training {
@@ -284,8 +286,52 @@ PyObject* laid_out(const Tangent& tangent, PyObject* given) {
   return THPVariable_Wrap(dense);
 }
 
+// From this size on a gradient from outside is freed after its last use. (Less is not worth the time.)
+constexpr size_t LARGE_BYTES = 1 << 20;
+
+// Whether torch's nodes of Python hold no gradients of their own while they run.
+template <typename Function>
+constexpr bool lets_go_of_gradients = requires(Function function) { function.boxed_grads_call; };
+
+// Whether nobody has a gradient but the arguments that the engine calls a node of Python's with and,
+// in older versions of torch, a list of the engine's own.
+bool is_the_engines(PyObject* gradient) {
+  const auto references = [](PyObject* object) {
+    const Tensor& tensor = THPVariable_Unpack(object);
+    return std::tuple(Py_REFCNT(object), tensor.use_count(), tensor.weak_use_count());
+  };
+  const auto found = references(gradient);
+  if (found == std::tuple(1, 1, 1)) {
+    return true;
+  }
+  if constexpr (lets_go_of_gradients<THPFunction>) {
+    return false;
+  }
+  static const auto of_both = [&] { // (counts differ: either object may hold the other)
+    const Tensor held = at::empty({0});
+    THPObjectPtr argument(checked(THPVariable_Wrap(held)));
+    return references(argument.get());
+  }();
+  return found == of_both;
+}
+
+// A gradient that nobody has but the engine, which holds it until the backward is over but does not
+// look at it again: its memory in another tensor, which can be freed before, as eager does between
+// two nodes. Any other gradient as it is.
+PyObject* taken_over(PyObject* given) {
+  const Tensor& gradient = THPVariable_Unpack(given);
+  if (!gradient.has_storage() || gradient.storage().nbytes() < LARGE_BYTES ||
+      !is_the_engines(given)) {
+    return Py_NewRef(given);
+  }
+  const Tensor own = gradient.variable_data();
+  gradient.set_data(at::empty({0}, gradient.options()));
+  return THPVariable_Wrap(own);
+}
+
 // Saved values, and gradients from outside, in the order in which the compiled backward takes them.
-THPObjectPtr arguments_of(const Plan& plan, PyObject* const* args) {
+// With `consumed`, it frees them.
+THPObjectPtr arguments_of(const Plan& plan, PyObject* const* args, bool consumed) {
   THPObjectPtr saved(checked(PyObject_GetAttr(args[0], names().saved_tensors)));
   THPObjectPtr beside(checked(PyObject_GetAttr(args[0], names().beside)));
   TORCH_CHECK_TYPE(PyTuple_Check(saved.get()) && PyDict_Check(beside.get()), "a context of other make");
@@ -310,8 +356,13 @@ THPObjectPtr arguments_of(const Plan& plan, PyObject* const* args) {
   }
   for (size_t i = 0; i < plan.tangents.size(); ++i) {
     const Tangent& tangent = plan.tangents[i];
-    PyObject* gradient = checked(laid_out(tangent, args[1 + tangent.output]));
-    PyList_SET_ITEM(list.get(), values + static_cast<Py_ssize_t>(i), gradient);
+    PyObject* given = args[1 + tangent.output];
+    THPObjectPtr gradient(checked(laid_out(tangent, given)));
+    if (consumed && gradient.get() == given) {
+      gradient = nullptr; // (which would be one more reference)
+      gradient = checked(taken_over(given));
+    }
+    PyList_SET_ITEM(list.get(), values + static_cast<Py_ssize_t>(i), gradient.release());
   }
   return list;
 }
@@ -325,7 +376,7 @@ PyObject* call_backward(PyObject* object, PyObject* const* args, Py_ssize_t give
   if (!is_common(self, args, static_cast<size_t>(given))) {
     return PyObject_Vectorcall(self->backward, args, static_cast<size_t>(given), nullptr);
   }
-  THPObjectPtr arguments = arguments_of(*self->plan, args);
+  THPObjectPtr arguments = arguments_of(*self->plan, args, self->consume != nullptr);
   if (!torch::autograd::get_current_graph_task_keep_graph()) {
     // As eager does node by node: the list holds the saved tensors from here on.
     checked(PyObject_SetAttr(args[0], names().remaining, self->remaining));

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from aot_testing import TABLES, as_graph, run_fx
 from dovetail_autograd_aot import aot_compile
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 TLS = (torch._C._dispatch_tls_local_exclude_set, torch._C._dispatch_tls_local_include_set)
 
@@ -312,6 +313,74 @@ def test_a_compiled_backward_owns_what_was_saved() -> None:
     for _ in range(3):
         loss(run(*inputs)).backward()
     assert len(seen) == 3 and seen[1] == seen[2] and seen[1] <= seen[0], seen
+
+
+def test_gradients_that_only_the_engine_has_are_freed_on_the_way() -> None:
+    freed: list[bool] = []
+
+    def compiler(gm: Any, examples: Any) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            return gm(*inputs)
+
+        def consume(arguments: list[Any]) -> Any:
+            results = gm(*arguments)
+            gradient = StorageWeakRef(arguments[-1].untyped_storage())
+            arguments.clear()
+            freed.append(gradient.expired())
+            return results
+
+        setattr(run, "run_consuming", consume)  # noqa: B010
+        return run
+
+    def fn(x: Tensor) -> tuple[Tensor]:
+        return (x.sin(),)
+
+    x = torch.randn(512, 1024, requires_grad=True)
+    run = aot_compile(as_graph(fn, 1), [x], forward_compiler=compiler)
+
+    def step(backward: Callable[[Tensor], Any]) -> bool:
+        """Whether the gradient was freed, in a backward that gives the right one."""
+        x.grad, freed[:] = None, []
+        backward(run(x)[0])
+        assert x.grad is not None and torch.allclose(x.grad, 2 * x.sin() * x.cos())
+        return freed.pop()
+
+    def squares(y: Tensor) -> Tensor:
+        return y.square().sum()
+
+    step(lambda y: squares(y).backward())  # the first is no common one
+    assert step(lambda y: squares(y).backward())
+    assert step(lambda y: torch.autograd.backward(squares(y), inputs=[x]))
+    kept = 2 * x.detach().sin()
+    assert not step(lambda y: y.backward(kept))
+    assert torch.equal(kept, 2 * x.detach().sin())
+    seen: list[Tensor] = []
+
+    def hooked(y: Tensor) -> None:
+        y.register_hook(seen.append)
+        squares(y).backward()
+
+    def retaining(y: Tensor) -> None:
+        y.retain_grad()
+        squares(y).backward()
+        assert y.grad is not None
+        seen.append(y.grad)
+
+    def with_node_hooks(y: Tensor) -> None:
+        y.grad_fn.register_prehook(lambda gradients: seen.append(gradients[0]))
+        y.grad_fn.register_hook(lambda _, gradients: seen.append(gradients[0]))
+        squares(y).backward()
+
+    def captured(y: Tensor) -> None:
+        found = torch.autograd.grad(squares(y), [y, x])
+        seen.append(found[0])
+        x.grad = found[1]
+
+    for way in (hooked, with_node_hooks, captured):
+        assert not step(way)
+    step(retaining)  # (torch may have made a copy)
+    assert len(seen) == 5
+    assert all(torch.allclose(gradient, kept) for gradient in seen)
 
 
 def test_threads_share_a_compiled_graph() -> None:
