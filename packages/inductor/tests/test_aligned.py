@@ -167,3 +167,14 @@ def test_padded_rows_are_read_in_whole_vectors(build_for_h100: Any) -> None:
     assert any(f"< {EVEN}), other=0" in source for source in sources)  # a row of the reduction
     assert any("tl.where" in source and f"// {EVEN}" in source for source in sources)  # the copy
     build_for_h100(plan.kernels)
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(64, 128), (64, 120), (63, 128)])
+def test_a_matrix_times_a_column_is_a_row_times_the_transposed_matrix(
+    rows: int, depth: int
+) -> None:
+    def fn(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.mv(a, x), torch.mm(a, x[:, None]) + 1
+
+    plan = check(fn, [narrow(rows, depth), narrow(depth)])
+    assert bool(product_strides(plan)) == (rows == 63)

@@ -177,3 +177,18 @@ def test_windows_behind_windows() -> None:
     plan = compiled(fn, x)
     assert "def transpose_" in source_of(plan)
     check(fn, x, plan)
+
+
+@pytest.mark.parametrize("columns", [1023, 1024])
+def test_turns_with_narrow_loads_are_unrolled(columns: int) -> None:
+    """Rows of odd length begin anywhere, so that each element is read by itself."""
+    x = torch.randn(2, 1200, columns)
+
+    def fn(x: Tensor) -> Tensor:
+        return x.sum(1)
+
+    gm = trace_aten(fn, x, decompositions=core_aten_table())
+    options = InductorOptions(target=CUDA, split_reductions=False)
+    plan = compile_graph(gm, [x], options=options)
+    assert ("loop_unroll_factor=4" in source_of(plan)) == (columns == 1023)
+    check(fn, x, plan)

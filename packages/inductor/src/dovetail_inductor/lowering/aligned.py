@@ -49,7 +49,7 @@ def padded_sizes(
     """(m, k, n) to compute a product of an m x k and a k x n matrix with, each given by its shape
     and its strides; None if it is best computed as it is."""
     (m, k), (_, n) = a[0], b[0]
-    if any_symbolic((m, k, n)) or 0 in (m, k, n):
+    if any_symbolic((m, k, n)) or 0 in (m, k, n) or is_aligned_column(a, b):
         return None
     rows = {"n"}  # the sizes that are lengths of rows in memory; the result is row-major
     rows.add("k" if a[1][1] == 1 else "m")
@@ -66,6 +66,42 @@ def padded_sizes(
     if 2 * m * k * n / PRODUCT_RATE < 2 * copied * 2 / COPY_RATE:
         return None
     return wanted["m"], wanted["k"], wanted["n"]
+
+
+def is_aligned_column(
+    a: tuple[tuple[int, ...], tuple[int, ...]], b: tuple[tuple[int, ...], tuple[int, ...]]
+) -> bool:
+    """Whether a matrix whose rows are aligned is multiplied by one column: turned about, that is a
+    row times a matrix of aligned columns."""
+    sizes = (*a[0], b[0][1])
+    if any_symbolic((*sizes, *a[1])) or sizes[2] != 1 or 0 in sizes:
+        return False
+    return a[1][1] == 1 and not any(n % MULTIPLE for n in (*sizes[:2], a[1][0])) and sizes[0] > 1
+
+
+def turned_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
+    """`mm` of a matrix and a column as a row times the transposed matrix, as kernels for few rows
+    are made for it; NotImplemented where that is of no use."""
+    a, b = args
+    if (
+        not ctx.target.library.wants_aligned_rows
+        or not isinstance(a, Value)
+        or a.dtype.itemsize != 2
+        or not is_aligned_column((a.shape, a.stride), (b.shape, b.stride))
+    ):
+        return NotImplemented
+    column = ctx.realize(b)
+    apart = column.stride[0]
+    row = replace(column, shape=(1, b.shape[0]), stride=(b.shape[0] * apart, apart))
+    value = value_like(tensor_of(node), node.name)
+    name = f"buf{len(ctx.buffers)}"
+    columns = a.shape[0]
+    ctx.buffers[name] = Buffer(name, value.dtype, value.device, (1, columns), (columns, 1))
+    ctx.nodes.append(
+        ExternCall("aten::mm.out", (row, _transposed(ctx.realize(a))), (), (name,), True, node.name)
+    )
+    value.stored = Strided(name, value.shape, (1, 1), 0)
+    return value
 
 
 def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:

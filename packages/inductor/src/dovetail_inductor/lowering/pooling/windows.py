@@ -19,7 +19,7 @@ from dovetail_inductor.lowering.indexing import both, in_range, masked_load
 from dovetail_inductor.lowering.values import Context, Indices, Value
 
 # Windows of more elements are read by a loop.
-MOST_READS = 25
+MOST_READS = 27
 # What computing all elements of a window may cost; beyond it they are computed once, before.
 _WINDOW_COST = 150
 FAR = 2**62  # beyond every number of an element

@@ -235,7 +235,9 @@ class Emission:
             self.lines.add(f"start = {whole}")
             self._turns(nests, accumulators, None)
         else:
-            loop = f"for start in range(0, {axis.size}, {axis.block}):"
+            bounds, unroll = f"0, {axis.size}, {axis.block}", self.tiling.unroll
+            turns = f"tl.range({bounds}, loop_unroll_factor={unroll})"
+            loop = f"for start in {turns if unroll > 1 else f'range({bounds})'}:"
             self._turns(nests, accumulators, loop)
         self._finish_all(accumulators)
         self.now.stored |= {n.buffer for n in nests if n.reduction is None and self._is_dear(n)}

@@ -28,6 +28,8 @@ SIDE = 16  # of a tile, at least
 # What is accessed across its neighbours in memory is taken to cost so many times its bytes: 8 to 16
 # would be moved for each (a sector of 32 bytes for 4 or 2), less what the cache finds again.
 ACROSS = 12
+# Turns of a loop with narrow loads that become one (H100: see `_narrow`).
+UNROLL = 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class Tiling:
     """The axes of a kernel. With `looped` the last axis is walked by a loop, else in one block.
 
     `folds`: a block of columns (of one row) is so many rows of a matrix, which each thread reduces
-    by itself in every turn of the loop.
+    by itself in every turn of the loop. `unroll`: so many turns become one, whose loads are on
+    their way at once.
     """
 
     axes: tuple[Axis, ...]
@@ -78,6 +81,7 @@ class Tiling:
     num_warps: int
     num_stages: int = 1
     folds: int = 1
+    unroll: int = 1
 
     def shape(self, free: int) -> str:
         """The shape of a block that depends on the variables whose ids are in the bit set `free`,
@@ -258,9 +262,10 @@ def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Va
     return Tiling((y, x), False, False, max(1, min(8, y.block * x.block // 256)))
 
 
-def _across(kernel: FusedKernel, along: tuple[Var, ...]) -> Tiling:
+def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling:
     """Neighbours in memory are other rows, `along` a run of loops: a program has a stripe of rows,
-    64 bytes wide or so at least, and several loads on their way in every thread."""
+    64 bytes wide or so at least, and several loads on their way in every thread; where each is
+    `narrow`, those of several turns."""
     rows = kernel.rows
     if hint_of(prod(v.size for v in along)) >= SIDE:
         rows = (*(v for v in rows if v not in along), *along)
@@ -278,7 +283,20 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...]) -> Tiling:
     # loop they go there once in all, and values that live through it need registers.
     inside = {(name, i) for name, i in accesses(kernel) if i.variables() & set(kernel.columns)}
     many = looped or len(inside) > 4
-    return Tiling((x, r), True, looped, 8 if tile >= 2048 and many else max(2, min(4, tile // 128)))
+    warps = 8 if tile >= 2048 and many else max(2, min(4, tile // 128))
+    turns = 0 if is_symbolic(r.size) else r.blocks
+    return Tiling((x, r), True, looped, warps, unroll=UNROLL if narrow and turns >= UNROLL else 1)
+
+
+def _narrow(kernel: FusedKernel, buffers: Mapping[str, Buffer], along: Var) -> bool:
+    """Whether no load in the loop over columns takes neighbours along a loop over rows at once, as
+    where rows begin anywhere. The assembler would let a thread wait for every few of them."""
+    inside = {
+        (name, index)
+        for name, index in accesses(kernel)
+        if name in buffers and index.variables() & set(kernel.columns)
+    }
+    return bool(inside) and all(_vector(i, along, buffers[name]) == 1 for name, i in inside)
 
 
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
@@ -294,7 +312,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         # (A stripe of rows is read along its columns, too, wherever these are long.)
         long = hint_of(prod(v.size for v in along)) >= least
         if long and ACROSS * along_rows > along_columns:
-            return _across(kernel, along)
+            return _across(kernel, along, _narrow(kernel, buffers, heaviest))
     live = sum(count(nest.values).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)
