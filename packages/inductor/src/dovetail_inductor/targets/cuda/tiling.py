@@ -16,6 +16,12 @@ from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.targets.cuda.accesses import (
+    accesses,
+    contiguous_var,
+    reads_are_narrow,
+    vector_length,
+)
 from dovetail_inductor.targets.cuda.passes import online_softmax, read_again
 
 MULTIPROCESSORS = 132
@@ -28,7 +34,7 @@ SIDE = 16  # of a tile, at least
 # What is accessed across its neighbours in memory is taken to cost so many times its bytes: 8 to 16
 # would be moved for each (a sector of 32 bytes for 4 or 2), less what the cache finds again.
 ACROSS = 12
-# Turns of a loop with narrow loads that become one (H100: see `_narrow`).
+# Turns of a loop with narrow loads that become one (H100: see `reads_are_narrow`).
 UNROLL = 4
 
 
@@ -110,25 +116,6 @@ class Tiling:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def accesses(kernel: FusedKernel) -> list[tuple[str, Index]]:
-    """Every address the kernel touches in memory: (buffer, index)."""
-    own = kernel.writes()
-    found = [(n.buffer, n.index) for n in kernel.nests if n.buffer not in kernel.internal]
-    for nest in kernel.nests:
-        for load in nest.loads:
-            if load.buffer not in own:
-                found.append((load.buffer, load.index))
-    return found
-
-
-def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:
-    """The variable along which the address moves by one element, forwards or backwards."""
-    for var in reversed(variables):
-        if index.coefficient(var) in (1, -1):
-            return var
-    return None
 
 
 def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool = False) -> Tiling:
@@ -288,17 +275,6 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling
     return Tiling((x, r), True, looped, warps, unroll=UNROLL if narrow and turns >= UNROLL else 1)
 
 
-def _narrow(kernel: FusedKernel, buffers: Mapping[str, Buffer], along: Var) -> bool:
-    """Whether no load in the loop over columns takes neighbours along a loop over rows at once, as
-    where rows begin anywhere. The assembler would let a thread wait for every few of them."""
-    inside = {
-        (name, index)
-        for name, index in accesses(kernel)
-        if name in buffers and index.variables() & set(kernel.columns)
-    }
-    return bool(inside) and all(_vector(i, along, buffers[name]) == 1 for name, i in inside)
-
-
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
     weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
@@ -312,7 +288,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         # (A stripe of rows is read along its columns, too, wherever these are long.)
         long = hint_of(prod(v.size for v in along)) >= least
         if long and ACROSS * along_rows > along_columns:
-            return _across(kernel, along, _narrow(kernel, buffers, heaviest))
+            return _across(kernel, along, reads_are_narrow(kernel, buffers, heaviest))
     live = sum(count(nest.values).loads for nest in kernel.nests)
     limit = PERSISTENT_LIMIT if live <= 3 else HEAVY_PERSISTENT_LIMIT
     padded = power_of_two(columns)
@@ -385,23 +361,10 @@ def _folding(
         for name, index in accesses(kernel)
         if name in buffers and last in index.variables()
     }
-    vectors = {_vector(index, last, buffers[name]) for name, index in along}
+    vectors = {vector_length(index, last, buffers[name]) for name, index in along}
     if len(vectors) != 1 or any(index.coefficient(last) != 1 for _, index in along):
         return None
     width = 32 * warps * vectors.pop()
     block = max(4096, 2 * width)
     axes = (Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block))
     return Tiling(axes, True, True, warps, folds=block // width)
-
-
-def _vector(index: Index, along: Var, buffer: Buffer) -> int:
-    """How many neighbours along a loop one load of 16 bytes takes: fewer where rows are not a
-    multiple of it apart."""
-    found = 16 // buffer.dtype.itemsize
-    for var in index.variables() - {along}:
-        apart = index.coefficient(var)
-        while found > 1 and (apart is None or is_symbolic(apart) or apart % found):
-            found //= 2
-    while found > 1 and (is_symbolic(index.const) or index.const % found):
-        found //= 2
-    return max(found, 1)
