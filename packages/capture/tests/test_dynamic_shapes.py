@@ -96,8 +96,33 @@ def test_copies_of_what_depends_on_sizes_are_in_the_graph() -> None:
     assert len(graphs) <= 3
 
 
-def test_sizes_0_and_1_are_compiled_apart() -> None:
-    assert count(lambda x: x + x[:1], [*TEN, (1, 6), (1, 9), (1, 4)]) == 3
+ONES = [*TEN, (1, 6), (7, 1), (1, 1), (1, 9)]
+
+
+def test_size_1_is_compiled_apart_where_the_program_asks() -> None:
+    assert count(lambda x: x.sin() + 1, ONES) == 2
+    assert count(lambda x: (x + x[:1]).t() @ x, ONES) == 2
+    assert count(lambda x: x + 1 if x.size(0) == 1 else x * 2, ONES) == 3
+    assert count(lambda x: x.squeeze(0) * 2, ONES) == 3
+
+
+def test_size_1_is_compiled_apart_where_results_lie_otherwise() -> None:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return x.t().contiguous()  # of one row, the input's memory
+
+    assert count(copied, ONES) > 2
+    assert count(lambda x: copied(x) @ x, ONES) == 2
+    assert count(lambda x: copied(x.sin()).add_(1).sum(), ONES) > 2  # a write tells, too
+
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.t().is_contiguous() else x.cos()
+
+    assert count(asks, ONES) > 2
+    assert count(lambda x: x + copied(x.sin()).stride(1), ONES) > 2
+    assert count(lambda x: x * 2 if (y := x.t()).contiguous() is y else x.cos(), ONES) > 2
+
+
+def test_size_0_is_compiled_apart() -> None:
     assert count(lambda x: x * 2, [(0, 5), (3, 5), (4, 5), (0, 5)]) == 2
 
 
@@ -155,7 +180,7 @@ def test_a_branch_is_a_guard_in_words() -> None:
     run(torch.zeros(8, 6))
     assert shape_guards(run) == [
         "x.size(0) >= 5",
-        "x.size(1) >= 2",
+        "x.size(1) >= 1",
         "x.size(1) <= 128",
         "x.size(1) == x.stride(0)",
     ]

@@ -23,6 +23,7 @@ from dovetail_guards.clauses import ConstantIs, ShapeRelation
 from dovetail_guards.computed import ROUNDINGS, ComputedSource
 from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, FloatExpr, key_of
 from dovetail_guards.learned import Learned, age
+from dovetail_guards.open_sizes import OpenSizes
 from dovetail_guards.ranges import Bound, Range
 from dovetail_guards.source import Source
 
@@ -57,6 +58,7 @@ class Dim(enum.Enum):
     STATIC = "static"  # its value is compiled in
     DUCK = "duck"  # a symbol, shared by all such sizes with the same value
     DYNAMIC = "dynamic"  # a symbol of its own (the user marked it)
+    OPEN = "open"  # a symbol of its own; only where the program asks, 1 is compiled apart
 
 
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
@@ -108,6 +110,7 @@ class ShapeEnv:
         self.specializations: list[Specialization] = []
         self.learned = Learned(self.unbacked)
         self.facts = self.learned.facts
+        self.open = OpenSizes(self.learned)
         self._least: dict[str, Bound] = {}  # what a symbol is at least by its nature
         self._strides: list[ShapeRelation] = []
         self._by_hint: dict[int, str] = {}  # duck shaping
@@ -141,7 +144,7 @@ class ShapeEnv:
                 f"{source} is {hint} in this call; sizes 0 and 1 are compiled apart, because "
                 "broadcasting and memory layout treat them differently"
             )
-            if dim is Dim.DYNAMIC:
+            if dim in (Dim.DYNAMIC, Dim.OPEN):
                 reason += "; compile with a size of 2 or more first to make it dynamic"
             self.specializations.append(Specialization(source, hint, reason))
             return e.constant(hint)
@@ -162,7 +165,9 @@ class ShapeEnv:
             self._by_hint[hint] = name
         if limits.lower > 0:
             why = "bounds" if bounds and bounds.lower > least else "not 0 or 1"
-            self._assume(rel.ge(symbol, int(limits.lower)), why)
+            is_open = dim is Dim.OPEN and limits.lower == 2
+            self._assume(rel.ge(symbol, 1 if is_open else int(limits.lower)), why)
+            self.open.names |= {name} if is_open else set()
         if limits.upper != _INF:
             self._assume(rel.le(symbol, int(limits.upper)), "bounds")
         return symbol
@@ -346,7 +351,28 @@ class ShapeEnv:
             )
         return self._decide(relation, reason)
 
+    def answer_of_layout(self, relation: rel.BoolExpr) -> bool | None:
+        """The truth of what is asked for a layout alone, open sizes being taken for 2 or more; None
+        where that is not what settles it."""
+        if not self.open.names or self.statically_known(relation) is not None:
+            return None
+        return self.open.answer_of_layout(relation)
+
+    def close(self, names: Iterable[str], reason: str) -> None:
+        """Compile size 1 apart for these symbols, where they are open."""
+        for name in sorted(self.open.names.intersection(names), key=age):
+            self.open.names.discard(name)
+            self._assume(rel.ge(e.symbol(name), 2), reason)
+
+    def close_asked(self) -> None:
+        """Compile apart size 1 of what layouts were asked about: the program itself asks now."""
+        self.close(self.open.asked(), "the program asks how tensors lie in memory")
+
     def _decide(self, relation: rel.BoolExpr, reason: str) -> bool:
+        known = self.open.answer(relation) if self.open.names else None
+        if known is not None:
+            self.close(self.open.within(relation), reason)
+            return known
         truth = relation.evaluate(self.hints)
         self._assume(relation if truth else rel.not_(relation), reason)
         return truth

@@ -202,14 +202,19 @@ class SymValue:
     def _or(self, fallback: bool) -> bool:
         """Decide; where that is impossible, the fallback."""
         try:
-            return self.guard_bool()
+            return self._of_layout()
         except DataDependentError:
             return fallback
+
+    def _of_layout(self) -> bool:
+        relation = self.expr
+        known = self.env.answer_of_layout(relation) if isinstance(relation, rel.BoolExpr) else None
+        return self.guard_bool() if known is None else known
 
     def answer_of_layout(self) -> bool:
         """Decide; what depends on data as if that were large, within its known bounds."""
         try:
-            return self.guard_bool()
+            return self._of_layout()
         except DataDependentError:
             expr = self.expr
             assert isinstance(expr, (rel.BoolExpr, e.Expr, FloatExpr))

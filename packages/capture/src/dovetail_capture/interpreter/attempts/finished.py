@@ -24,6 +24,7 @@ from dovetail_capture.interpreter.attempts.attempt import Attempt, End, graph_br
 from dovetail_capture.interpreter.changes.late_reads import share_memory
 from dovetail_capture.interpreter.data_checks import value_checks
 from dovetail_capture.interpreter.graph.aliasing import storage_guards, writes, writes_to_inputs
+from dovetail_capture.interpreter.graph.layouts_at_one import close_sizes
 from dovetail_capture.interpreter.inputs.input_relations import relate_inputs
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
 from dovetail_capture.interpreter.session.covered_lines import visits
@@ -83,6 +84,7 @@ def captured_frame(attempt: Attempt, outcome: End, break_: GraphBreak | None) ->
     shapes = session.shapes
     shapes.check_marks()
     shapes.env.make_input = None
+    close_sizes(module, shapes.env)
     shapes.env.keep_undecided = False  # what the backend decides is guarded
     _guard_code_read(attempt)
     session.guards.seal()

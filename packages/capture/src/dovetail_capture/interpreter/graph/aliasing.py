@@ -39,8 +39,8 @@ def writes(graph: Graph, fakes: Iterable[Any]) -> bool:
             inference = True
         elif fake._version:
             return True
-    seen_otherwise = _is_in_place if inference else _writes_unseen
-    return any(seen_otherwise(node) or _writes_unseen(node) for node in graph.nodes)
+    seen_otherwise = _is_in_place if inference else writes_unseen
+    return any(seen_otherwise(node) or writes_unseen(node) for node in graph.nodes)
 
 
 def writes_to_inputs(graph: Graph, inputs: Iterable[tuple[Any, Any]]) -> bool:
@@ -48,7 +48,7 @@ def writes_to_inputs(graph: Graph, inputs: Iterable[tuple[Any, Any]]) -> bool:
     an array that the graph made is written to; the versions tell of all others.)"""
     if any(fake.is_inference() or fake._version for _, fake in inputs):
         return True
-    return any(_writes_unseen(node) and node.target != "copy_" for node in graph.nodes)
+    return any(writes_unseen(node) and node.target != "copy_" for node in graph.nodes)
 
 
 def _name(node: Node) -> str:
@@ -59,7 +59,7 @@ def _name(node: Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _writes_unseen(node: Node) -> bool:
+def writes_unseen(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = _name(node)
@@ -90,7 +90,7 @@ def updates_statistics(node: Node) -> bool:
 
 def may_write(node: Node) -> bool:
     """May this node write to a tensor?"""
-    return _writes_unseen(node) or _is_in_place(node)
+    return writes_unseen(node) or _is_in_place(node)
 
 
 def written_by(node: Node) -> list[Node]:

@@ -38,6 +38,12 @@ _DATA = (
     torch.qscheme,
 )  # fmt: skip
 
+# What is told of a tensor's sizes and type alone.
+_OF_NO_LAYOUT = frozenset(
+    {"dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex",
+     "is_signed", "element_size", "get_device"}
+)  # fmt: skip
+
 
 class RecordedValues(GraphArguments):
     """The values of a graph's nodes, by the fakes that stand for them. `stack_trace` is called for
@@ -50,6 +56,8 @@ class RecordedValues(GraphArguments):
         self.fake_mode = FakeMode()
         self.data_env: ShapeEnv | None = None  # for symbols of what depends on data, if allowed
         self.values: dict[int, TensorValue] = {}  # id(fake) -> value
+        # Called where the program is told how a tensor lies in memory
+        self.close_asked: Callable[[], None] = lambda: None
         self.inference = False  # is the program in a block of inference mode of its own?
         self.made_in_mode: dict[int, bool] = {}  # by the ids of fake storages: in such a block?
         self.inference_values: list[TensorValue] = []  # what was made in one
@@ -110,6 +118,12 @@ class RecordedValues(GraphArguments):
     def value_of(self, fake: torch.Tensor) -> TensorValue | None:
         """The value that a fake belongs to."""
         return self.values.get(id(fake))
+
+    def told(self, name: str, result: Any) -> Value:
+        """A value for what a function of tensors, of this name, tells without a tensor."""
+        if name not in _OF_NO_LAYOUT:
+            self.close_asked()
+        return self.fold(result)
 
     def fold(self, result: Any) -> Value:
         """A value for data that is no tensor."""

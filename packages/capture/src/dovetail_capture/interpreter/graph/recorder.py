@@ -235,7 +235,7 @@ class Recorder(RecordedValues):
             if isinstance(result, SYMBOLIC_TYPES) and not self.sizes.can_compute(result):
                 # A number that only the data tells: this call is where it comes from.
                 self.sizes.bind(result, self._add(kind, target, pairs, keyword_pairs, result))
-            return self.fold(result)
+            return self.told(name, result)
         if all(type(part) is FakeTensor for part in parts(result)):
             named = {key: pair[1] for key, pair in keyword_pairs.items()}
             self.data.note(name, run, [pair[1] for pair in pairs], named, result)

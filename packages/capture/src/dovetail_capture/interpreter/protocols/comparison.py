@@ -241,6 +241,8 @@ def is_same(vm: Interpreter, left: Value, right: Value) -> bool:
         if left.python_type() is not right.python_type() or left.python_type() is float:
             return False
         return truth(vm, compare(vm, "==", left, right))
+    if isinstance(left, TensorValue) and isinstance(right, TensorValue):
+        vm.session.shapes.env.close_asked()  # (`contiguous` may give back what it was given)
     both_fixed = isinstance(left, Constant) and isinstance(right, Constant)
     if not both_fixed and left.python_type() is right.python_type():
         vm.session.guards.distinct(left.source, right.source)

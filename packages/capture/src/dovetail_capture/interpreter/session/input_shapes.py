@@ -93,7 +93,8 @@ class InputShapes:
                     f"{source}.size({dim}) is {size}, but it was marked dynamic with "
                     f"min={bounds.min}, max={bounds.max}"
                 )
-        expr = self.env.create_size(size, SizeSource(source, dim), Dim.DYNAMIC, limits)
+        kind = Dim.OPEN if bounds is None and not self.exports else Dim.DYNAMIC
+        expr = self.env.create_size(size, SizeSource(source, dim), kind, limits)
         if bounds is not None and bounds.strict and expr.symbol_name is not None:
             self.marked.append((expr.symbol_name, dim, source))
         return self.env.symint(expr)

@@ -60,6 +60,7 @@ class Session:
             recorder.data_env = self.shapes.env
         functions_off = self.modes.functions_off
         recorder.functions_off = lambda: bool(functions_off)
+        recorder.close_asked = self.shapes.env.close_asked
 
     def let_go(self) -> None:
         """Part the values from the objects they stand for."""
