@@ -72,6 +72,13 @@ def four_bits_in_halves(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return F.linear(x, torch.cat((w >> 4, w & 15)).to(x.dtype) * s[:, None])
 
 
+def two_bits(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Four numbers in a byte, the third of which is masked where it is, and then shifted."""
+    parts = (w & 3, w >> 2 & 3, (w & 48) >> 4, w >> 6)
+    whole = torch.stack(parts, -1).view(*s.shape, -1).to(x.dtype) - 2
+    return F.linear(x, (whole * s[..., None]).flatten(1))
+
+
 def by_table(x: Tensor, w: Tensor, table: Tensor, s: Tensor) -> Tensor:
     values = table[nibbles(w).int()]
     return F.linear(x, (values.view(*s.shape, -1) * s[..., None]).flatten(1))
@@ -121,6 +128,8 @@ CASES: dict[str, tuple[Fn, tuple[Tensor, ...], int]] = {
     "four bits, 32 rows": (four_bits, (half(32, 64), kept(FOUR, 48, 32), scale(48, 2)), 1),
     "four bits, one group": (four_bits, (half(1, 64), kept(FOUR, 48, 32), scale(48, 1)), 1),
     "shifts": (four_bits_by_shifts, (half(1, 256), kept(FOUR, 48, 128), scale(48, 4)), 1),
+    "two bits": (two_bits, (half(1, 256), kept(FOUR, 48, 64), scale(48, 4)), 1),
+    "two bits, 3 rows": (two_bits, (half(3, 256), kept(FOUR, 48, 64), scale(48, 4)), 1),
     "halves": (four_bits_in_halves, (half(2, 64), kept(FOUR, 24, 64), scale(48)), 1),
     "table": (by_table, (half(2, 64), kept(FOUR, 48, 32), half(16), scale(48, 2)), 1),
     "weights in rows": (weights_in_rows, (half(5, 64), kept(EIGHT, 64, 48), scale(48)), 1),

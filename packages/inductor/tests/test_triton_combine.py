@@ -207,6 +207,17 @@ def test_text_of_a_shared_launch() -> None:
     )
 
 
+@pytest.mark.parametrize(("elements", "waits"), [(1 << 20, True), (1 << 24, False)])
+def test_kernels_of_very_many_programs_do_not_wait_for_themselves(
+    elements: int, waits: bool
+) -> None:
+    x = torch.empty(elements, dtype=torch.bfloat16, device="meta")
+    plan = plan_of(lambda x: (x + 1,), x)
+    (launch,) = launches(plan)
+    (kernel,) = plan.kernels
+    assert launch.dependent == waits == ("gdc_wait()" in kernel.source)
+
+
 def test_text_of_a_row_reduction() -> None:
     plan = plan_of(lambda x: (x.exp().sum(1),), torch.randn(300, 600).half())
     (kernel,) = plan.kernels

@@ -190,7 +190,7 @@ class LaunchTriton:
     time of the launch is passed, a float as the bits of its float64. `label`: see `LaunchCpp`.
 
     A `dependent` launch's kernel waits for the launches before it (`griddepcontrol.wait` in PTX)
-    ahead of all that it does but for reading what no step of the plan writes."""
+    ahead of all that it does."""
 
     kernel: str
     args: tuple[str | Size, ...]

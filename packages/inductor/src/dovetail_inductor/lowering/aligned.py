@@ -1,8 +1,10 @@
-"""Products of 2-byte floats on a GPU whose rows do not begin at multiples of 16 bytes.
+"""Products of 2-byte floats on a GPU whose rows do not begin at multiples of 16 bytes, or that have
+one column.
 
 The library multiplies such matrices several times slower (a head of 50257 classes is the common
 case). So the sizes that matter are rounded up and the operands padded with zeros; the result is the
 part of a larger matrix. A value computed by kernels is written to padded memory in the first place.
+A matrix times one column is a row times the transposed matrix, for which kernels of ours are made.
 """
 
 from __future__ import annotations
@@ -79,33 +81,8 @@ def is_aligned_column(
     return a[1][1] == 1 and not any(n % MULTIPLE for n in (*sizes[:2], a[1][0])) and sizes[0] > 1
 
 
-def turned_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
-    """`mm` of a matrix and a column as a row times the transposed matrix, as kernels for few rows
-    are made for it; NotImplemented where that is of no use."""
-    a, b = args
-    if (
-        not ctx.target.library.wants_aligned_rows
-        or not isinstance(a, Value)
-        or a.dtype.itemsize != 2
-        or not is_aligned_column((a.shape, a.stride), (b.shape, b.stride))
-    ):
-        return NotImplemented
-    column = ctx.realize(b)
-    apart = column.stride[0]
-    row = replace(column, shape=(1, b.shape[0]), stride=(b.shape[0] * apart, apart))
-    value = value_like(tensor_of(node), node.name)
-    name = f"buf{len(ctx.buffers)}"
-    columns = a.shape[0]
-    ctx.buffers[name] = Buffer(name, value.dtype, value.device, (1, columns), (columns, 1))
-    ctx.nodes.append(
-        ExternCall("aten::mm.out", (row, _transposed(ctx.realize(a))), (), (name,), True, node.name)
-    )
-    value.stored = Strided(name, value.shape, (1, 1), 0)
-    return value
-
-
-def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
-    """`mm` on padded memory; NotImplemented where that is of no use."""
+def product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
+    """`mm` turned about or on padded memory; NotImplemented where neither is of use."""
     a, b = args
     if (
         not ctx.target.library.wants_aligned_rows
@@ -113,16 +90,24 @@ def padded_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Any:
         or a.dtype.itemsize != 2
     ):
         return NotImplemented
-    sizes = padded_sizes((a.shape, a.stride), (b.shape, b.stride))
-    if sizes is None:
-        return NotImplemented
-    m, k, n = sizes
-    operands = (_padded(ctx, a, (m, k)), _padded(ctx, b, (k, n)))
+    layouts = ((a.shape, a.stride), (b.shape, b.stride))
+    operands: tuple[Strided, Strided]
+    if is_aligned_column(*layouts):
+        column = ctx.realize(b)
+        apart, m, n = column.stride[0], 1, a.shape[0]
+        row = replace(column, shape=(1, b.shape[0]), stride=(b.shape[0] * apart, apart))
+        operands, strides = (row, _transposed(ctx.realize(a))), (1, 1)
+    else:
+        sizes = padded_sizes(*layouts)
+        if sizes is None:
+            return NotImplemented
+        m, k, n = sizes
+        operands, strides = (_padded(ctx, a, (m, k)), _padded(ctx, b, (k, n))), (n, 1)
     value = value_like(tensor_of(node), node.name)
     name = f"buf{len(ctx.buffers)}"
     ctx.buffers[name] = Buffer(name, value.dtype, value.device, (m, n), (n, 1))
     ctx.nodes.append(ExternCall("aten::mm.out", operands, (), (name,), True, node.name))
-    value.stored = Strided(name, value.shape, (n, 1), 0)
+    value.stored = Strided(name, value.shape, strides, 0)
     return value
 
 

@@ -207,10 +207,9 @@ def _call(
     if linear.is_outer(rule_name(node), args) and _is_loop_like(ctx, node, args):
         return linear.outer_product(ctx, node, args)
     if rule_name(node) == "mm.default":
-        for form in (aligned.turned_product, aligned.padded_product):
-            result = form(ctx, node, args)
-            if result is not NotImplemented:
-                return result
+        result = aligned.product(ctx, node, args)
+        if result is not NotImplemented:
+            return result
     if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):
         return linear.product_plus_row(ctx, node, args)
     args = linear.row_major_operands(ctx, rule_name(node), args)

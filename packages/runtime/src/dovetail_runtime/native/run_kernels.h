@@ -64,7 +64,7 @@ inline void Runner::execute(LaunchTriton& step) {
   for (int i = 0; i < step.scratch_parameters; ++i) {
     frame_.pointers[count + i] = &frame_.integers[count + (i == 0 ? 0 : 1)];
   }
-  // What was copied just now may not be read before the copy has ended.
+  // Behind a copy, which need not be a kernel, a launch waits as any other.
   bool early = step.early && copies == frame_.copies.size() && frame_.written_copies.empty();
   launch_on_gpu(step, grid, frame_.pointers.data(), frame_.cuda_stream, early);
   if (!frame_.written_copies.empty()) copy_back();

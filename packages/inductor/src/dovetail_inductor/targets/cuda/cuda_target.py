@@ -114,26 +114,27 @@ class CudaTarget(Target):
     ) -> Emitted:
         dependent = machine.dependent_launches
         if isinstance(kernel, ProductKernel):
-            return _launched(emit_product(kernel, buffers, dependent), dependent)
+            return _launched(emit_product(kernel, buffers, dependent))
         if isinstance(kernel, CombinedKernel):
-            return _launched(emit_combined(kernel, buffers, dependent), dependent)
-        return _launched(emit_kernel(kernel, buffers, dependent), dependent)
+            return _launched(emit_combined(kernel, buffers, dependent))
+        return _launched(emit_kernel(kernel, buffers, dependent))
 
     def emit_attention(
         self, call: ExternCall, buffers: Mapping[str, Buffer], machine: Machine
     ) -> tuple[Emitted, ...]:
-        dependent = machine.dependent_launches
-        return tuple(_launched(k, dependent) for k in emit_attention(call, buffers, dependent))
+        return tuple(map(_launched, emit_attention(call, buffers, machine.dependent_launches)))
 
 
-def _launched(made: EmittedKernel, dependent: bool) -> Emitted:
+def _launched(made: EmittedKernel) -> Emitted:
     sizes = tuple(SizeExpr("sym", (name,)) for name in made.symbols)
     x, y, z = (size_expr(n) for n in made.grid)
     symbol = made.kernel.symbol
     return Emitted(
         made.kernel,
         tuple(made.tensors),
-        lambda places, label: LaunchTriton(symbol, (*places, *sizes), (x, y, z), label, dependent),
+        lambda places, label: LaunchTriton(
+            symbol, (*places, *sizes), (x, y, z), label, made.dependent
+        ),
     )
 
 

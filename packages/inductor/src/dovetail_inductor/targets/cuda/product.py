@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import indent
 
+import torch
+
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.scheduler.kernels import ProductKernel
@@ -27,8 +29,13 @@ from dovetail_inductor.targets.cuda.axes import scaled
 from dovetail_inductor.targets.cuda.body import Lines
 from dovetail_inductor.targets.cuda.descriptors import Described, described
 from dovetail_inductor.targets.cuda.kernel import Emission
-from dovetail_inductor.targets.cuda.operand_tiles import address, numbered
-from dovetail_inductor.targets.cuda.right_tiles import MIDDLE_LINE, computed_tiles, depth_of
+from dovetail_inductor.targets.cuda.right_tiles import (
+    MIDDLE_LINE,
+    address,
+    computed_tiles,
+    depth_of,
+    numbered,
+)
 from dovetail_inductor.targets.cuda.row_product import multiply_row
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
@@ -147,7 +154,8 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     ]
     before, multiply = Lines(), Lines()
     _place(multiply, tiling.axes, tiles.parts, "pid")
-    if product.computed:
+    weights = {name for right, _ in product.rights for name in product.weights_of(right.buffer)}
+    if any(buffers[name].dtype is torch.uint8 for name in weights):
         multiply.add(MIDDLE_LINE)
     if tiles.descriptors:
         _multiply_described(before, multiply, product, buffers, pointers)

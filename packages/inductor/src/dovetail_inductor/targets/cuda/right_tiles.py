@@ -1,4 +1,4 @@
-"""The tiles of right matrices that a product reads, or computes from what they are kept as."""
+"""The tiles of matrices that a product reads, or computes from what they are kept as."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load
 from dovetail_inductor.loop_ir.index import constant
-from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.loops import LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, ProductKernel
 from dovetail_inductor.targets.cuda.axes import scaled
 from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines
@@ -64,6 +64,23 @@ class Depth:
         # What is beyond the last column is not stored.
         place = f"{start} + {number}"
         return f"tl.minimum({place}, {n - 1})" if n % tiles.n else f"({place})"
+
+
+def numbered(name: str, product: ProductKernel) -> list[str]:
+    """`name` for each right matrix: the plain one for the first."""
+    return [f"{name}{number or ''}" for number in range(len(product.rights))]
+
+
+def address(
+    operand: Strided, positions: tuple[str, str], strides: tuple[int, ...], batched: bool
+) -> str:
+    """Offsets of a tile of an operand."""
+    terms = [t if c == 1 else f"{t} * {c}" for t, c in zip(positions, strides, strict=True)]
+    if batched:
+        terms.append(f"pz * {operand.stride[0]}")
+    if operand.offset:
+        terms.append(str(operand.offset))
+    return " + ".join(terms)
 
 
 @dataclass(frozen=True)
@@ -157,7 +174,7 @@ class _OperandEmitter(BodyEmitter):
     numbers: bytes are made 32 bits wide and put into the bits of a large number, where they are,
     which is then subtracted (and divided by a power of two in the same instruction).
 
-    `bits`: what names of bytes stand for. `digits`: of a number made so the one before the
+    `bits`: what the texts of bytes stand for. `digits`: of a number made so the one before the
     subtraction, and the power of two.
     """
 
@@ -188,9 +205,9 @@ class _OperandEmitter(BodyEmitter):
             bits, sign = self.bits[args[0]], {"bitwise_and": "&", "shift_right": ">>"}.get(op)
             combined = bits.combined(op, int(number)) if number < 8 or sign == "&" else None
             if combined is not None:
-                name = self.lines.define(f"{args[0]} {sign} {int(number)}")
-                self.bits[name] = combined
-                return name
+                text = f"({args[0]} {sign} {int(number)})"
+                self.bits[text] = combined
+                return text
         narrow = [f"{arg}.to(tl.uint8)" if arg in self.bits else arg for arg in args]
         return super().apply(op, narrow, expr)
 
@@ -219,4 +236,4 @@ class _OperandEmission(Emission):
     emitter = _OperandEmitter
 
 
-__all__ = ["Depth", "RightTiles", "computed_tiles", "depth_of"]
+__all__ = ["Depth", "RightTiles", "address", "computed_tiles", "depth_of", "numbered"]

@@ -14,8 +14,14 @@ from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.scheduler.kernels import ProductKernel
 from dovetail_inductor.targets.cuda.body import Lines
 from dovetail_inductor.targets.cuda.kernel import Emission
-from dovetail_inductor.targets.cuda.operand_tiles import address, numbered
-from dovetail_inductor.targets.cuda.right_tiles import Depth, RightTiles, computed_tiles, depth_of
+from dovetail_inductor.targets.cuda.right_tiles import (
+    Depth,
+    RightTiles,
+    address,
+    computed_tiles,
+    depth_of,
+    numbered,
+)
 
 # What a thread reads of a matrix at once.
 BYTES_AT_ONCE = 16
