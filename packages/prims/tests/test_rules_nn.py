@@ -113,6 +113,25 @@ def test_small_convolutions_in_three_dimensions(dtype: torch.dtype) -> None:
             check(aten.convolution_backward.default, *args, loose=True)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts_of_weights_gradients(dtype: torch.dtype, threads: int) -> None:
+    """The strides of dimensions of one element, too: they tell which library computed it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    last, rows = torch.channels_last, torch.contiguous_format
+    kinds = itertools.product((1, 4, 20), (1, 3), (1, 5), (1, 6), (last, rows), (last, rows))
+    try:
+        for batch, kernel, channels, results, of_x, of_w in kinds:
+            x = zeros(batch, channels, 8, 9, dtype=dtype).to(memory_format=of_x)
+            w = zeros(results, channels, kernel, kernel, dtype=dtype).to(memory_format=of_w)
+            rest = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1)
+            out = aten.convolution.default(x, w, None, *rest)
+            check(aten.convolution_backward.default, out, x, w, None, *rest, [True, True, False])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_keeps_channels_last_on_a_cpu() -> None:
     for x in layouts((2, 4, 6, 5)):
         check(aten.pixel_shuffle.default, x, 2)

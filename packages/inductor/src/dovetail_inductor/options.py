@@ -16,20 +16,11 @@ HOPPER = 9  # major number of its compute capability
 @dataclass(frozen=True)
 class Gpu:
     """What the choice of a kernel's form depends on: how many multiprocessors, and whether a copy
-    engine reads tiles by descriptors of tensors (from Hopper on). By default an H100's."""
+    engine reads tiles by descriptors of tensors. From Hopper on one does, 8-bit floats can be
+    converted, and kernels launched while the ones before run. By default an H100's."""
 
     multiprocessors: int = 132
     descriptors: bool = True
-
-    @property
-    def converts_eight_bits(self) -> bool:
-        """Whether it converts 8-bit floats: as what has descriptors does."""
-        return self.descriptors
-
-    @property
-    def dependent_launches(self) -> bool:
-        """Whether a kernel can be launched while the one before runs: from Hopper on, too."""
-        return self.descriptors
 
 
 @dataclass(frozen=True)
@@ -94,13 +85,13 @@ class InductorOptions:
 
     def converts(self, device: torch.device) -> frozenset[torch.dtype]:
         """What kernels for a device read beside what they compute with, to convert it."""
-        if self.target_of(device) is CUDA and self.gpu_of(device).converts_eight_bits:
+        if self.target_of(device) is CUDA and self.gpu_of(device).descriptors:
             return EIGHT_BIT_FLOATS
         return frozenset()
 
     def machine_of(self, device: torch.device) -> Machine:
         """What the text of kernels for a device depends on."""
-        return Machine(self.simd_bytes, self.gpu_of(device).dependent_launches)
+        return Machine(self.simd_bytes, dependent_launches=self.gpu_of(device).descriptors)
 
     def gpu_of(self, device: torch.device) -> Gpu:
         """What kernels for tensors on a device are chosen for."""

@@ -11,7 +11,13 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, hint_of, make
 from dovetail_prims.ops.card import library
-from dovetail_prims.shape_rules.layout import channels_last, fresh, insisted, suggests_channels_last
+from dovetail_prims.shape_rules.layout import (
+    channels_last,
+    fresh,
+    insisted,
+    is_channels_last,
+    suggests_channels_last,
+)
 from dovetail_prims.shape_rules.layout import contiguous as row_major
 
 
@@ -63,8 +69,8 @@ class Windows:
 
 
 def _by_onednn(x: FakeTensor, weight: FakeTensor, windows: Windows) -> bool:
-    """Whether a convolution in three dimensions on a CPU is oneDNN's, by PyTorch's conditions: its
-    own kernels know no channels-last there. (Of symbolic sizes the examples' tell.)"""
+    """Whether a convolution on a CPU is oneDNN's, by PyTorch's conditions: its own kernels know no
+    channels-last in three dimensions. (Of symbolic sizes the examples' tell.)"""
     if x._dtype is torch.float64 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     groups, batch = windows.groups, hint_of(x._sizes[0])
@@ -168,14 +174,20 @@ def convolution_backward(
     windows = Windows(stride, dilation, transposed, output_padding, groups)
     last = len(x._sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows)
 
-    def like(t: FakeTensor) -> FakeTensor:
+    # PyTorch's own kernels for two dimensions on a CPU leave the weight's gradient in rows if these
+    # are as good as channels-last, as of one pixel.
+    either = len(x._sizes) == 4 and is_channels_last(weight._sizes, row_major(weight._sizes))
+    own = either and x._device.type == "cpu" and not _by_onednn(x, weight, windows)
+    weight_last = suggests_channels_last(weight) if own else last
+
+    def like(t: FakeTensor, last: bool) -> FakeTensor:
         strides = _working_strides(t._sizes) if last else row_major(t._sizes)
         return make(t._sizes, strides, t._dtype, t._device)
 
     bias = fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None
     return (
-        like(x) if output_mask[0] else None,
-        like(weight) if output_mask[1] else None,
+        like(x, last) if output_mask[0] else None,
+        like(weight, weight_last) if output_mask[1] else None,
         bias,
     )
 

@@ -248,8 +248,7 @@ def _multiply(
             lines.add(f"{name}_tile = {load(name, along_n, '[:, None]')}")
             rights.append([f"{name}_tile"])
         else:
-            made_here = computed_tiles(lines, product, own.buffer, depth, emission)
-            rights.append(list(made_here.tiles))
+            rights.append([*computed_tiles(lines, product, own.buffer, depth, emission).tiles])
     for turn in range(depth.in_one):
         further = f" + {turn * left.stride[-1]}" if turn else ""
         lines.add(f"a_tile = {load(f'a{further}', along_m, '[None, :]')}")
