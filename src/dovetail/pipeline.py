@@ -53,8 +53,7 @@ from dovetail_inductor import (
 from dovetail_prims.artifact_log import tell
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.graphs.node_error import blamed
-from dovetail_prims.node_facts import FUNCTION, STATIC
+from dovetail_prims.node_facts import FUNCTION, STATIC, blamed
 from dovetail_prims.sizes.at_sizes import is_symbolic
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from dovetail_runtime import CompiledArtifact, LoadOptions, load

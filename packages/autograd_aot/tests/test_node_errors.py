@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_autograd_aot.joint.joint_trace import trace_joint
-from dovetail_prims.graphs.node_error import blamed
+from dovetail_prims.node_facts import blamed
 
 
 @torch.library.custom_op("dovetail_test::reads_backward", mutates_args=())

@@ -11,7 +11,7 @@ import torch
 from aot_testing import as_graph, run_fx
 from dovetail_autograd_aot import TraceError, aot_compile
 from dovetail_autograd_aot.trace.input_storages import lies_on_itself
-from dovetail_prims.graphs.node_error import blamed
+from dovetail_prims.node_facts import blamed
 from torch import Tensor
 from view_programs import Input, Program, Step, check_program, random_program
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from aot_testing import as_graph, run_fx, same_answers
 from dovetail_autograd_aot import AotLog, TraceError, aot_compile
-from dovetail_prims.graphs.node_error import blamed
+from dovetail_prims.node_facts import blamed
 from torch import Tensor
 from torch.fx import symbolic_trace
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from construct_cases import CountingBackend
 from dovetail_capture import BackendError, GraphBreakError, error_on_graph_break, optimize
-from dovetail_prims.graphs.node_error import blame
+from dovetail_prims.node_facts import blame
 
 
 class Refusing(CountingBackend):

@@ -15,7 +15,7 @@ from dovetail_capture import BackendError, BackendTraits, optimize
 from dovetail_capture.errors import InternalError
 from dovetail_capture.reporting.failures import InternalErrorWarning, UncompiledWarning
 from dovetail_guards.guard_set import GuardSet
-from dovetail_prims.graphs.node_error import Refusal
+from dovetail_prims.node_facts import Refusal
 from torch.fx import GraphModule
 
 SEEN: list[int] = []

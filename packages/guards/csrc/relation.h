@@ -8,7 +8,7 @@
 
 namespace dovetail {
 
-// The numbers are those of `expr_program.py`.
+// The numbers are those of `native.py`.
 enum class Op : int64_t { Push, Symbol, Add, Mul, FloorDiv, Mod, Min, Max, Eq, Ne, Lt, Le, And, Or, Not };
 
 struct Instruction {

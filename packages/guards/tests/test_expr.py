@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
-from dovetail_guards.expr_program import compile_program
 from dovetail_guards.expr_sympy import from_sympy, simplify_hard, to_sympy
+from dovetail_guards.native import compile_program
 
 SEED = int(os.environ.get("DOVETAIL_FUZZ_SEED", "7"))
 NAMES = ("a", "b", "c")

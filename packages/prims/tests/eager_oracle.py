@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dovetail_prims.fake.dispatch_mode import DispatchMode
-from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
+from dovetail_prims.fake.fake_mode import DispatchMode, FakeMode, fake_arguments
 from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch._ops import OpOverload

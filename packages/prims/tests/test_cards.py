@@ -224,8 +224,7 @@ def test_every_table_has_each_card() -> None:
 
 # Facts of other kinds than a card's, on operators of several kinds.
 OTHER_FACTS = {
-    "sizes/number_functions.py",  # of Python's numbers
-    "sizes/size_nodes.py",  # the same
+    "sizes/size_nodes.py",  # of Python's numbers
     "decompositions/operand_layouts.py",  # in which layouts eager's iterators write
     "shape_rules/dtype_checks.py",  # which kernels may be asked about dtypes
     "dialects/exact_comparisons.py",  # what picks elements

@@ -350,7 +350,7 @@ def test_rules_never_convert_a_symbolic_size() -> None:
 def test_import_leaves_sympy_alone_and_the_first_op_dynamo() -> None:
     code = (
         "import sys, torch; sympy = 'sympy' in sys.modules\n"
-        "import dovetail_prims.sizes.stated\n"
+        "import dovetail_prims.sizes.size_nodes\n"
         "assert sympy == ('sympy' in sys.modules)\n"
         "from dovetail_prims import FakeMode, from_real\n"
         "x = from_real(torch.zeros(3, 4, requires_grad=True))\n"

@@ -11,7 +11,7 @@ from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource
 from dovetail_prims import from_real
 from dovetail_prims.fake.fake_mode import FakeMode
-from dovetail_prims.symbolic.spectral_forms import istft, stft
+from dovetail_prims.symbolic.image_forms import istft, stft
 from dovetail_prims.symbolic.symbolic_forms import symbolic_form
 
 WINDOW = torch.hann_window(16)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from dovetail_guards.shape_env import FrozenError
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.graphs.backward_reads import INPUTS, OUTPUTS, reads_of
+from dovetail_prims.graphs.gradient_hooks import INPUTS, OUTPUTS, reads_of
 from dovetail_prims.sizes.at_sizes import exactly
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
 from torch import Tensor

@@ -122,3 +122,40 @@ class Learned:
 def age(name: str) -> int:
     """The number in a symbol's name: older symbols have lower ones."""
     return int(name[1:])
+
+
+class OpenSizes:
+    """The open sizes of one compilation: `names` are their symbols."""
+
+    def __init__(self, learned: Learned) -> None:
+        self.names: set[str] = set()
+        self._asked: set[str] = set()
+        self._learned = learned
+
+    def asked(self) -> set[str]:
+        """The open sizes that answers on layouts took for 2 or more."""
+        found: set[str] = set()
+        for name in self._asked:
+            found |= self._learned.replace(e.symbol(name)).free_symbols()
+        return found & self.names
+
+    def within(self, relation: rel.BoolExpr) -> set[str]:
+        """The open sizes that a relation is about."""
+        return self.names & relation.substitute(self._learned.replacements).free_symbols()
+
+    def answer(self, relation: rel.BoolExpr) -> bool | None:
+        """The truth of a relation about open sizes if all of these are 2 or more; None where that
+        does not settle it, or where it is about none."""
+        relation = relation.substitute(self._learned.replacements)
+        if self.names.isdisjoint(relation.free_symbols()):
+            return None
+        known = self._learned.facts
+        more = {name: known.ranges[name] & Range(2) for name in self.names}
+        return Facts({**known.ranges, **more}, known.congruences).decide(relation)
+
+    def answer_of_layout(self, relation: rel.BoolExpr) -> bool | None:
+        """`answer`, remembering what was asked."""
+        truth = self.answer(relation)
+        if truth is not None:
+            self._asked |= self.within(relation)
+        return truth

@@ -22,8 +22,7 @@ from dovetail_guards.assumptions import Assumptions, Decision
 from dovetail_guards.clauses import ConstantIs, ShapeRelation
 from dovetail_guards.computed import ROUNDINGS, ComputedSource
 from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, FloatExpr, key_of
-from dovetail_guards.learned import Learned, age
-from dovetail_guards.open_sizes import OpenSizes
+from dovetail_guards.learned import Learned, OpenSizes, age
 from dovetail_guards.ranges import Bound, Range
 from dovetail_guards.source import Source
 

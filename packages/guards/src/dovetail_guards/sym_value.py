@@ -1,7 +1,7 @@
 """`SymValue`: an integer, float or bool that depends on symbolic sizes: what it is, and decisions.
 
 The half of `SymNode` that makes no new values. What decides is the `ShapeEnv`; decisions about
-floats are in `float_relations`.
+floats are in `float_spans`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail_guards import expr as e
-from dovetail_guards import float_relations
+from dovetail_guards import float_spans
 from dovetail_guards import relations as rel
 from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.shape_env import DataDependentError, ShapeEnv
@@ -139,9 +139,9 @@ class SymValue:
             return self.env.guard_bool(self.expr)
         if isinstance(self.expr, e.Expr):
             return not self.env.guard_bool(rel.eq(self.expr, 0))
-        settled = float_relations.decide(self.env, self.expr)
+        settled = float_spans.decide(self.env, self.expr)
         if settled is None and isinstance(self.expr, FloatExpr):
-            settled = self.env.guard_truth(float_relations.as_comparison(self.expr))
+            settled = self.env.guard_truth(float_spans.as_comparison(self.expr))
         return bool(self._specialize()) if settled is None else settled
 
     def _shortcut(self, relation: rel.BoolExpr) -> bool:

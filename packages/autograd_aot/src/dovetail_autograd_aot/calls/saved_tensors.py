@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.graphs import backward_reads
+from dovetail_prims.graphs.gradient_hooks import BackwardRead, check_reads, check_unsaved
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import OtherCounters, PartitionedGraph
@@ -67,7 +67,7 @@ class UnsavedReads:
     """What the backward of a user takes for granted when it runs: what it `reads` outside of the
     graph, and the data of `inputs` and `outputs` of the graph that are not saved."""
 
-    reads: tuple[backward_reads.BackwardRead, ...]
+    reads: tuple[BackwardRead, ...]
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
 
@@ -86,9 +86,9 @@ class UnsavedReads:
 
     def check(self, remembered: list[tuple[Tensor, int]]) -> None:
         """Raise an error if any of it has changed."""
-        backward_reads.check(self.reads)
+        check_reads(self.reads)
         for tensor, version in remembered:
-            backward_reads.check_version(tensor, version)
+            check_unsaved(tensor, version)
 
 
 def check_version(tensor: Tensor, version: int, shape: Sequence[int]) -> None:

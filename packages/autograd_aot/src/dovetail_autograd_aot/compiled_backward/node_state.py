@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import torch
-from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import DispatchMode
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 

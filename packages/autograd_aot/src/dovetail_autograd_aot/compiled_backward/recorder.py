@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.process_lock import ProcessLock
-from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import DispatchMode
 from dovetail_prims.fake.from_real import from_real
 from torch import Tensor
 from torch._ops import OpOverload

@@ -8,7 +8,7 @@ from enum import Enum
 
 import torch
 from dovetail_prims.conditionals import graphs_of
-from dovetail_prims.fake.random_ops import draws
+from dovetail_prims.fake.fake_mode import draws
 from dovetail_prims.graphs.functional_forms import functional_form
 from dovetail_prims.node_facts import IN_BACKWARD
 from torch._ops import OpOverload

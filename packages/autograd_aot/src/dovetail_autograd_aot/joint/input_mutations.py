@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from dovetail_prims.graphs.node_error import blame
+from dovetail_prims.node_facts import blame
 
 from dovetail_autograd_aot.boundary import (
     InputChanges,

@@ -13,10 +13,9 @@ import torch
 from dovetail_prims.conditionals import COND, WHILE
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.graphs.gradient_hooks import GradientHook
-from dovetail_prims.graphs.node_error import blame
-from dovetail_prims.node_facts import CHECKED, CHECKPOINT, CHECKPOINT_POLICY
+from dovetail_prims.node_facts import CHECKED, CHECKPOINT, CHECKPOINT_POLICY, blame
 from dovetail_prims.sizes.data_sizes import data_symbols
-from dovetail_prims.sizes.stated import STATES
+from dovetail_prims.sizes.size_nodes import STATES
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node

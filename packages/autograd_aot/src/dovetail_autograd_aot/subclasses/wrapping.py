@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.graphs.node_error import blame
-from dovetail_prims.node_facts import STATIC
+from dovetail_prims.node_facts import STATIC, blame
 from dovetail_prims.wrappers import (
     WrapperLayout,
     is_wrapper,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeStorage, FakeTensor, make, set_lazy
-from dovetail_prims.graphs.node_error import Refusal, blame
+from dovetail_prims.node_facts import Refusal, blame
 from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import ViewStep

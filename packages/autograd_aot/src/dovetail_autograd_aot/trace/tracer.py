@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from dovetail_guards.shape_env import ShapeEnv
-from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import DispatchMode
 from dovetail_prims.fake.from_real import FakeMemo, from_real
 from dovetail_prims.fake_tensor import FakeTensor, has_other_types, propagate
 from dovetail_prims.node_facts import CHECKED

@@ -16,8 +16,7 @@ from dovetail_guards.assumptions import Assumptions
 from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.graphs.backend_traits import first_symbolic_node, runs_graph_itself, traits_of
-from dovetail_prims.graphs.node_error import blamed
-from dovetail_prims.node_facts import OPERATION
+from dovetail_prims.node_facts import OPERATION, blamed
 
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.environment.torch_settings import under

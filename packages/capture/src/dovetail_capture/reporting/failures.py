@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import CodeType
 
 import torch
-from dovetail_prims.graphs.node_error import Refusal
+from dovetail_prims.node_facts import Refusal
 from torch.fx import GraphModule
 
 from dovetail_capture.environment.callers import warn_caller

@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from dovetail_prims.dialects.dialect import Dialect
-from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import DispatchMode
 from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from dovetail_prims.dialects import opsets
 from dovetail_prims.fake_tensor import tensor_meta
 from dovetail_prims.ops.card import Dialect as Dialect
-from dovetail_prims.sizes.number_functions import NUMBER_FUNCTIONS
+from dovetail_prims.sizes.size_nodes import NUMBER_FUNCTIONS
 
 
 class VerifyError(Exception):

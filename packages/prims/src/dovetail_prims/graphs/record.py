@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import DispatchMode
 from dovetail_prims.fake.from_real import FakeMemo, from_real
 from dovetail_prims.fake_tensor import FakeTensor, propagate
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor, make
-from dovetail_prims.graphs.node_error import Refusal
+from dovetail_prims.node_facts import Refusal
 from dovetail_prims.ops.card import Dialect, Form, Kind, also, composed, library, moved
 from dovetail_prims.ops.common import Number, aten, cast, contiguous, where
 from dovetail_prims.shape_rules import copies, parts
-from dovetail_prims.shape_rules.conversions import always_converts, limits, overflow_message
 from dovetail_prims.shape_rules.layout import broadcast, empty_like_strides, equal_sizes, fresh
 from dovetail_prims.shape_rules.pointwise import in_place, like_operand
+from dovetail_prims.shape_rules.promotion import always_converts, limits, overflow_message
 
 # --- shapes ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from dovetail_prims.fake_tensor import FakeTensor, hint_of, make, tensor_meta
-from dovetail_prims.shape_rules.data_bounds import known_truth
+from dovetail_prims.shape_rules.views import known_truth
 
 Backend = Literal[
     "math", "flash_attention", "efficient_attention", "cudnn_attention", "overrideable",

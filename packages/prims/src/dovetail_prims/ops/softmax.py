@@ -12,10 +12,10 @@ from torch import Tensor
 from dovetail_prims.fake_tensor import FakeTensor, Size
 from dovetail_prims.ops.card import composed
 from dovetail_prims.ops.common import aten, cast, contiguous, dims_of, floating, where, wide, wrap
-from dovetail_prims.shape_rules.data_bounds import known_truth
 from dovetail_prims.shape_rules.layout import fresh, wrap_dim
 from dovetail_prims.shape_rules.promotion import as_float
 from dovetail_prims.shape_rules.reductions import reduced_sizes
+from dovetail_prims.shape_rules.views import known_truth
 
 # --- shapes ---------------------------------------------------------------------------------------
 

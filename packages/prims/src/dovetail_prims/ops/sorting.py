@@ -19,8 +19,8 @@ from dovetail_prims.ops.common import (
     reshape,
     where,
 )
-from dovetail_prims.shape_rules.data_bounds import stated
 from dovetail_prims.shape_rules.layout import empty_like_strides, fresh, wrap_dim
+from dovetail_prims.shape_rules.views import stated
 
 # --- shapes ---------------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ from dovetail_prims.shape_rules import views as rules
 from dovetail_prims.shape_rules.cpu_kernels import in_format, of_cpu
 from dovetail_prims.shape_rules.cpu_kernels import pixel_unshuffle as pixel_unshuffle_shape
 from dovetail_prims.shape_rules.cpu_kernels import roll as roll_shape
-from dovetail_prims.shape_rules.data_bounds import known_truth
 from dovetail_prims.shape_rules.indexing import block_diagonal as block_diagonal_shape
+from dovetail_prims.shape_rules.views import known_truth
 
 _ROW_MAJOR = torch.contiguous_format
 

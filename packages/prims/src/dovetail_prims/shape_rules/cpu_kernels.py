@@ -11,7 +11,6 @@ import torch
 from dovetail_prims.fake.fake_fallback import run_on_meta
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make
 from dovetail_prims.shape_rules.copies import clone
-from dovetail_prims.shape_rules.data_bounds import known_truth
 from dovetail_prims.shape_rules.indexing import cat
 from dovetail_prims.shape_rules.layout import (
     channels_last,
@@ -24,6 +23,7 @@ from dovetail_prims.shape_rules.layout import (
     wrap_dim,
 )
 from dovetail_prims.shape_rules.parts import slice_
+from dovetail_prims.shape_rules.views import known_truth
 
 
 def of_cpu(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size
-from dovetail_prims.shape_rules import data_bounds
 from dovetail_prims.shape_rules.layout import insisted, wrap_dim
-from dovetail_prims.shape_rules.views import view_of
+from dovetail_prims.shape_rules.views import clamped, known_truth, stated, view_of, wrapped
 
 _MAX = 2**63 - 1
 
@@ -26,7 +25,7 @@ def _clamp_index(index: Any, size: Size, default: Size) -> Size:
             return 0
         if type(size) is int:
             return min(index, size) if index > 0 else max(index + size, 0)
-    return data_bounds.clamped(index, size)
+    return clamped(index, size)
 
 
 def slice_(
@@ -43,7 +42,7 @@ def slice_(
     lo = _clamp_index(start, size, 0)
     hi = _clamp_index(end, size, size)
     if lo is not hi and not (type(lo) is int and lo == 0):
-        empty = data_bounds.known_truth(hi < lo)
+        empty = known_truth(hi < lo)
         if empty is not False:
             hi = lo if empty else torch.sym_max(lo, hi)
     length = hi - lo if not (type(lo) is int and lo == 0) else hi
@@ -72,7 +71,7 @@ def select(x: FakeTensor, dim: int, index: Size) -> FakeTensor:
         # (An index is far more often in brackets than an argument of `select`: in their words.)
         refusal = f"index {{}} is out of bounds for dimension {dim} with size {{}}"
         inside = all(
-            data_bounds.stated(condition, refusal, IndexError, (index, size))
+            stated(condition, refusal, IndexError, (index, size))
             for condition in (index < size, index >= -size)
         )
     if not inside:
@@ -80,7 +79,7 @@ def select(x: FakeTensor, dim: int, index: Size) -> FakeTensor:
             f"select(): index {index} out of range for tensor of size {list(x._sizes)} at "
             f"dimension {dim}"
         )
-    index = data_bounds.wrapped(index, size)
+    index = wrapped(index, size)
     return view_of(
         x,
         x._sizes[:dim] + x._sizes[dim + 1 :],

@@ -6,11 +6,12 @@ before) or built: arithmetic over the nodes of its symbols.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString, get_args
 
 import torch
 from dovetail_guards.expr import Atom, Expr, symbol
@@ -19,9 +20,55 @@ from dovetail_guards.relations import BoolExpr
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_node import SymNode
 from torch.fx import Graph, Node
+from torch.fx.node import has_side_effect
 
 from dovetail_prims.node_facts import CHECKED
-from dovetail_prims.sizes.number_functions import NUMBER_FUNCTIONS
+
+
+@has_side_effect
+def check(condition: Any, message: str = "") -> None:
+    """`torch._check`: raises RuntimeError with `message` where `condition` does not hold."""
+    torch._check(condition, (lambda: message) if message else None)
+
+
+def _takes_text() -> bool:
+    """By its annotations: a call would import sympy, a second of each process's start."""
+    kinds = get_args(torch._check.__annotations__.get("message"))
+    return LiteralString in kinds or str in kinds
+
+
+STATE = torch._check if _takes_text() else check
+"""The target of the node that states a condition."""
+
+STATES = (torch._check, check)
+"""The targets that state one, in graphs that others made, too."""
+
+
+_NAMES = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "exp",
+          "log", "log2")  # fmt: skip
+
+
+def _of_numbers(name: str) -> Callable[[Any], Any]:
+    plain: Callable[[float], float] = getattr(math, name)
+
+    def function(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            value = torch.sym_float(value)
+        if not isinstance(value, torch.SymFloat):
+            return plain(value)
+        node: Any = value.node
+        return torch.SymFloat(getattr(node, f"sym_{name}")())
+
+    function.__name__ = function.__qualname__ = f"number_{name}"
+    function.__doc__ = f"`math.{name}`, also of a symbolic number."
+    return function
+
+
+NUMBER_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {name: _of_numbers(name) for name in _NAMES}
+"""By the name that the function has in `math`."""
+
+globals().update({f"number_{name}": function for name, function in NUMBER_FUNCTIONS.items()})
+
 
 aten = torch.ops.aten
 

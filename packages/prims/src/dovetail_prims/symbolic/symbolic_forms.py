@@ -4,7 +4,7 @@ Where it asks for numbers, a symbolic size would be tied to the example's. Up to
 `matmul` of more than two dimensions, for attention, for `interpolate`, and for powers. And
 `one_hot`, of which it traces another form, without the checks that eager makes,
 `gaussian_nll_loss`, which asks for data, `ctc_loss`, which makes a tensor with data, and `tensor`
-and its like, which store numbers. Spectra of windows are in `spectral_forms`, recurrent layers in
+and its like, which store numbers. Spectra of windows are in `image_forms`, recurrent layers in
 `recurrent`, images in `image_forms`.
 """
 
@@ -24,9 +24,8 @@ from torch._C import _functorch
 from dovetail_prims.sizes.batched_matmul import batched_matmul, has_symbolic_sizes
 from dovetail_prims.symbolic.attention import attention, unfused_attention
 from dovetail_prims.symbolic.float_forms import FLOAT_FORMS
-from dovetail_prims.symbolic.image_forms import IMAGE_FORMS
+from dovetail_prims.symbolic.image_forms import IMAGE_FORMS, SPECTRAL_FORMS
 from dovetail_prims.symbolic.recurrent import RECURRENT_FORMS
-from dovetail_prims.symbolic.spectral_forms import SPECTRAL_FORMS
 
 _ASKS_FOR_NUMBERS = torch.__version__ < "2.15"
 """Whether this PyTorch asks for numbers in C++, where later ones do not."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards.guard_set import GuardSet
-from dovetail_prims.graphs.backward_reads import INPUTS, OUTPUTS, READS
+from dovetail_prims.graphs.gradient_hooks import INPUTS, OUTPUTS, READS
 from dovetail_prims.node_facts import FUNCTION
 from torch.fx import Node
 

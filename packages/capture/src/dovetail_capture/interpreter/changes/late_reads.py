@@ -26,7 +26,7 @@ from dovetail_guards.source import (
     Source,
 )
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.graphs.backward_reads import BackwardRead
+from dovetail_prims.graphs.gradient_hooks import BackwardRead
 
 from dovetail_capture.interpreter.inputs.rebound_names import (
     is_settled,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from dovetail_guards.torch_state import READERS
 from dovetail_prims.graphs.gradient_hooks import GradientHook
-from dovetail_prims.sizes.stated import STATE
+from dovetail_prims.sizes.size_nodes import STATE
 from torch.fx import Graph
 
 from dovetail_capture.captured_frame import ValueChecks

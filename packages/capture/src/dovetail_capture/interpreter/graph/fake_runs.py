@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from dovetail_guards.shape_env import DataDependentError
-from dovetail_prims.fake.dispatch_mode import DispatchMode
+from dovetail_prims.fake.fake_mode import DispatchMode
 from dovetail_prims.fake_tensor import FakeTensor, make
 from dovetail_prims.symbolic.symbolic_forms import symbolic_form
 from dovetail_prims.wrappers import MakeWrapper, Unasked, is_wrapper, overrides_functions

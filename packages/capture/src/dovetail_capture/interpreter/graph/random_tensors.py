@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.conditionals import graphs_of
-from dovetail_prims.sizes.stated import STATE
+from dovetail_prims.sizes.size_nodes import STATE
 from torch.fx import Graph, Node
 
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -8,7 +8,7 @@ import torch
 from dovetail_guards import relations as rel
 from dovetail_guards.shape_env import DataDependentError as UnknownSizeError
 from dovetail_guards.sym_node import SymNode
-from dovetail_prims.sizes.stated import STATE
+from dovetail_prims.sizes.size_nodes import STATE
 
 from dovetail_capture.interpreter.graph.known_data import SIZED_MAKERS, KnownData
 from dovetail_capture.interpreter.values.base import Value

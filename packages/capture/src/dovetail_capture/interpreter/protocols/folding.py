@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dovetail_prims.sizes.number_functions import NUMBER_FUNCTIONS
+from dovetail_prims.sizes.size_nodes import NUMBER_FUNCTIONS
 
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import (

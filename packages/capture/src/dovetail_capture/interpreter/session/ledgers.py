@@ -19,7 +19,7 @@ from dovetail_capture.interpreter.values.objects import ContextWrite
 from dovetail_capture.interpreter.values.tensors import CopiedView, TensorValue
 
 if TYPE_CHECKING:
-    from dovetail_prims.graphs.backward_reads import BackwardRead
+    from dovetail_prims.graphs.gradient_hooks import BackwardRead
 
 
 CallForEffect = tuple[Any, list[Value], dict[str, Value]]

@@ -13,8 +13,8 @@ from dovetail_prims.shape_rules.argument_checks.requirement import (
     fit_dtype_of_self,
     raising,
 )
-from dovetail_prims.shape_rules.conversions import check_number
 from dovetail_prims.shape_rules.layout import wrap_dim
+from dovetail_prims.shape_rules.promotion import check_number
 
 
 def _fills(number: str, sizes: Callable[[Arguments], Any]) -> Requirement:

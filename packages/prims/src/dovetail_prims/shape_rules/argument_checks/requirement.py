@@ -17,10 +17,9 @@ import torch
 from torch._ops import OpOverload
 
 from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, Size, Sizes
-from dovetail_prims.shape_rules.conversions import check_number
-from dovetail_prims.shape_rules.data_bounds import known_truth, stated
 from dovetail_prims.shape_rules.layout import insisted, wrap_dim
-from dovetail_prims.shape_rules.promotion import name_in_kernels
+from dovetail_prims.shape_rules.promotion import check_number, name_in_kernels
+from dovetail_prims.shape_rules.views import known_truth, stated
 
 _Holds = Callable[["Arguments"], Any]
 

@@ -13,8 +13,8 @@ import torch
 from dovetail_guards import relations as rel
 from dovetail_guards.float_expr import FloatExpr
 from dovetail_guards.sym_node import SymNode
-from dovetail_prims.shape_rules.data_bounds import wrapped
-from dovetail_prims.sizes.stated import STATE
+from dovetail_prims.shape_rules.views import wrapped
+from dovetail_prims.sizes.size_nodes import STATE
 
 from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.machine.machine import Interpreter
