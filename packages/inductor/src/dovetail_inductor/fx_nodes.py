@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor
-from torch.fx import Node
+from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.node_facts import take_place
+from torch.fx import Graph, Node
 
 _OF_TORCH = f'File "{Path(torch.__file__).parent}'
 
@@ -38,6 +39,11 @@ def is_view(node: Node) -> bool:
     )
 
 
+def is_given_out(node: Node) -> bool:
+    """Whether the caller gets a node, or a view of it."""
+    return any(u.op == "output" or (is_view(u) and is_given_out(u)) for u in node.users)
+
+
 def line_of(node: Node) -> str:
     """The line of the program that a node stands for, as tracebacks write it: the innermost that is
     not PyTorch's own; "" if none is known."""
@@ -47,4 +53,15 @@ def line_of(node: Node) -> str:
     return (own or places or [""])[-1]
 
 
-__all__ = ["fake_of", "is_view", "line_of"]
+def call_at(place: Node, graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new call, where the graph inserts, of the user's line that `place` is of. Raises
+    RuntimeError, and adds nothing, if what it gets does not fit."""
+    given, named = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+    value = propagate(target, tuple(given), dict(named))
+    node = graph.call_function(target, args, kwargs)
+    take_place(node, place)
+    node.meta["val"] = value
+    return node
+
+
+__all__ = ["call_at", "fake_of", "is_given_out", "is_view", "line_of"]

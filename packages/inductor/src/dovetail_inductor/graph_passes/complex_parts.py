@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from dovetail_inductor.fx_nodes import fake_of
+from dovetail_inductor.fx_nodes import fake_of, is_given_out
 from dovetail_inductor.loop_ir.loops import PART
 from dovetail_inductor.options import InductorOptions
 
@@ -89,7 +89,7 @@ def _is_computed(node: Node) -> bool:
     if not all(map(_is_known, node.all_input_nodes)):
         return False
     # (What replaces a part of another tensor keeps the gaps that this one lies with.)
-    if not _is_dense(fake_of(node)) and (node.target not in _SCATTERS or _is_given_out(node)):
+    if not _is_dense(fake_of(node)) and (node.target not in _SCATTERS or is_given_out(node)):
         return False
     if node.target is aten._to_copy.default:
         (source,) = node.all_input_nodes
@@ -121,14 +121,6 @@ def _is_dense(value: FakeTensor) -> bool:
     return dense_order(value._sizes, value._strides) is not None
 
 
-def _is_given_out(node: Node) -> bool:
-    """Whether the caller gets a node, or a view of it."""
-    return any(
-        user.op == "output" or (user.target in _VIEWS and _is_given_out(user))
-        for user in node.users
-    )
-
-
 @dataclass
 class _Number:
     """A complex tensor in the forms that it was asked for in."""
@@ -152,7 +144,7 @@ class _Copier:
             self.numbers[node] = number = _Number()
             if not (_is_computed(node) or node.target in _LAZY):
                 number.whole = self.copy(node)
-        elif node.target in _READ and _is_complex(node.args[0]) and not _is_given_out(node):
+        elif node.target in _READ and _is_complex(node.args[0]) and not is_given_out(node):
             self.copies[node] = _READ[node.target](self, node.args[0])
         else:
             self.copies[node] = self.copy(node)

@@ -12,11 +12,9 @@ from math import prod
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import propagate
-from dovetail_prims.node_facts import take_place
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_inductor.fx_nodes import fake_of
+from dovetail_inductor.fx_nodes import call_at, fake_of
 from dovetail_inductor.loop_ir.loops import same_strides
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering.values import shape_of, stride_of
@@ -139,16 +137,11 @@ class _Rewriter:
     def _call(self, target: Any, *args: Any) -> Node:
         if any(isinstance(n, torch.SymInt) for a in args if isinstance(a, Sequence) for n in a):
             raise _NotAsRows  # but for the images' number, sizes have to be known
-        given = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
         try:
-            value = propagate(target, tuple(given), {})
+            self.made.append(call_at(self.node, self.graph, target, *args))
         except RuntimeError:  # no such view
             raise _NotAsRows from None
-        node = self.graph.call_function(target, args)
-        take_place(node, self.node)
-        node.meta["val"] = value
-        self.made.append(node)
-        return node
+        return self.made[-1]
 
 
 __all__ = ["pixel_products"]

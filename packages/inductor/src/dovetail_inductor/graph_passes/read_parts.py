@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_inductor.fx_nodes import is_view, layout_of
+from dovetail_inductor.fx_nodes import is_given_out, layout_of
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def _source(node: Node) -> _Source | None:
     there from further back. None if there is nothing to gain."""
     if node.target is not aten.select.int or any(u.target in _STRIDED for u in node.users):
         return None
-    if _is_given_out(node):
+    if is_given_out(node):
         return None
     begin = base = node.args[0]
     place = _place(node, node.args[1:])
@@ -69,11 +69,6 @@ def _source(node: Node) -> _Source | None:
             break
         base = before
     return _Source(base, False) if isinstance(base, Node) and base is not begin else None
-
-
-def _is_given_out(node: Node) -> bool:
-    """Whether the caller gets a part, or a view of it: it must not lie in what was given."""
-    return any(u.op == "output" or (is_view(u) and _is_given_out(u)) for u in node.users)
 
 
 def _place(node: Node, arguments: Any) -> tuple[int, int] | None:

@@ -13,11 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import propagate
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from dovetail_inductor.fx_nodes import is_view, layout_of
+from dovetail_inductor.fx_nodes import call_at, is_view, layout_of
 
 aten = torch.ops.aten
 
@@ -49,13 +48,8 @@ def _scatter_into_sum(graph: Graph, total: Node, places: dict[Node, int]) -> Non
             continue
         if rounded is None:
             with graph.inserting_before(chain[0]):
-                begin = graph.call_function(
-                    aten._to_copy.default, (base,), {"dtype": _dtype(chain[0])}
-                )
-            begin.meta.update(total.meta)
-            begin.meta["val"] = propagate(
-                aten._to_copy.default, (base.meta["val"],), {"dtype": _dtype(chain[0])}
-            )
+                dtype = _dtype(chain[0])
+                begin = call_at(total, graph, aten._to_copy.default, base, dtype=dtype)
             places[begin] = places[chain[0]]
         chain[0].args = (begin, *chain[0].args[1:])
         total.replace_all_uses_with(part)

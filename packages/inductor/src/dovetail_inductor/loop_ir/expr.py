@@ -196,6 +196,10 @@ class Builder:
             self._interned[key] = found
         return found
 
+    def again(self, node: Apply, args: Sequence[Expr]) -> Expr:
+        """A node's scalar op of other operands."""
+        return self.apply(node.op, args, node.dtype, node.check)
+
     def _fold(self, op: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr | None:
         first = args[0]
         if op == "cast":
@@ -299,19 +303,27 @@ def walk(roots: Iterable[Expr], known: Container[int] = ()) -> Iterator[Expr]:
         stack.extend((a, False) for a in reversed(node.args) if a.uid not in seen)
 
 
+Element = Callable[["Load", Index, Expr | None], Expr]
+Applied = Callable[["Apply", list[Expr]], Expr]
+
+
 def rename(
     builder: Builder,
     roots: Sequence[Expr],
     variables: Callable[[Var], Index],
-    element: Callable[[Load, Index, Expr | None], Expr] | None = None,
+    element: Element | None = None,
     known: Mapping[int, Expr] | None = None,
+    applied: Applied | None = None,
+    settled: Callable[[Index], Index] = lambda index: index,
 ) -> list[Expr]:
     """The expressions with every loop variable replaced, and every load by what `element` makes of
-    it, its index and its mask; those whose uids are `known`, by what is known of them."""
+    it, its index and its mask, every operation by what `applied` makes of it and its arguments,
+    every index by what `settled` makes of it; those whose uids are `known`, by what is known of
+    them."""
     new: dict[int, Expr] = dict(known or {})
 
     def index_of(index: Index) -> Index:
-        return index.substitute(variables, lambda value: new[value.uid])
+        return settled(index.substitute(variables, lambda value: new[value.uid]))
 
     for node in walk(roots, new):
         result: Expr
@@ -328,35 +340,24 @@ def rename(
             else:
                 result = element(node, index, mask)
         else:
-            args = [new[a.uid] for a in node.args]
-            result = builder.apply(node.op, args, node.dtype, node.check)
+            result = (applied or builder.again)(node, [new[a.uid] for a in node.args])
         new[node.uid] = result
     return [new[r.uid] for r in roots]
 
 
 def mask_loads(builder: Builder, root: Expr, mask: Expr) -> Expr:
     """The expression with memory touched only where `mask` holds."""
-    new: dict[int, Expr] = {}
-    for node in walk([root]):
-        result: Expr
-        if isinstance(node, Constant):
-            result = node
-        elif isinstance(node, IndexValue):
-            index = node.index.substitute(variable, lambda value: new[value.uid])
-            result = builder.index_value(index, node.dtype)
-        elif isinstance(node, Load):
-            index = node.index.substitute(variable, lambda value: new[value.uid])
-            own = new[node.mask.uid] if node.mask is not None else None
-            both = mask if own is None else builder.apply("bitwise_and", [mask, own])
-            result = builder.load(node.buffer, index, node.dtype, both)
-        else:
-            args = [new[a.uid] for a in node.args]
-            if node.op == "check_index":
-                zero = builder.constant(0, args[0].dtype)
-                args = [builder.apply("where", [mask, args[0], zero])]
-            result = builder.apply(node.op, args, node.dtype, node.check)
-        new[node.uid] = result
-    return new[root.uid]
+
+    def element(load: Load, index: Index, own: Expr | None) -> Expr:
+        both = mask if own is None else builder.apply("bitwise_and", [mask, own])
+        return builder.load(load.buffer, index, load.dtype, both)
+
+    def applied(node: Apply, args: list[Expr]) -> Expr:
+        if node.op == "check_index":
+            args = [builder.apply("where", [mask, args[0], builder.constant(0, args[0].dtype)])]
+        return builder.again(node, args)
+
+    return rename(builder, [root], variable, element, applied=applied)[0]
 
 
 def assume(builder: Builder, root: Expr, condition: Expr) -> Expr:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from dovetail_runtime.plan import Assert, Plan, SizeExpr
@@ -13,7 +14,7 @@ from dovetail_runtime.plan import Assert, Plan, SizeExpr
 from dovetail_inductor.loop_ir.attention_loops import AttentionLoops
 from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, loads, rename
 from dovetail_inductor.loop_ir.handlers import Printer, dtype_name, interpret
-from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.index import Index, Var, variable
 from dovetail_inductor.loop_ir.reduction import Reduction
 from dovetail_inductor.loop_ir.sizes import FloatSize, any_symbolic, hint_of
 
@@ -220,10 +221,14 @@ class LoopNest:
         over = () if self.scatter is None else (self.scatter.over,)
         return self.after.union((load.buffer for load in self.loads), over)
 
-    def renamed(self, builder: Builder, variables: Callable[[Var], Index]) -> LoopNest:
-        """The nest's computation with every variable replaced; its loops stay as they are."""
+    def renamed(
+        self, builder: Builder, variables: Callable[[Var], Index] = variable, **making: Any
+    ) -> LoopNest:
+        """The nest's computation with every variable replaced, and its loads and operations made
+        anew as for `rename`; its loops stay as they are."""
         old = self.values
-        new = {o.uid: n for o, n in zip(old, rename(builder, old, variables), strict=True)}
+        made = rename(builder, old, variables, **making)
+        new = {o.uid: n for o, n in zip(old, made, strict=True)}
         index = self.index.substitute(variables, lambda value: new[value.uid])
         return replace(self, body=new[self.body.uid], index=index)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, Load, walk
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, rename
 from dovetail_inductor.loop_ir.index import Index, variable
 
 _TINY = 1e-30  # beyond its reciprocal constants are left alone
@@ -22,25 +23,8 @@ def simpler(
     builder: Builder, roots: Sequence[Expr], known: Mapping[int, bool] | None = None
 ) -> list[Expr]:
     """The same values in fewer operations; the truths at the uids in `known` are what they say."""
-    truths = known or {}
-    new: dict[int, Expr] = {}
-    for node in walk(roots):
-        result: Expr
-        if node.uid in truths:
-            result = builder.constant(truths[node.uid], torch.bool)
-        elif isinstance(node, IndexValue | Load):
-            index = node.index.substitute(variable, lambda value: new[value.uid])
-            if isinstance(node, IndexValue):
-                result = builder.index_value(index, node.dtype)
-            else:
-                mask = None if node.mask is None else new[node.mask.uid]
-                result = builder.load(node.buffer, index, node.dtype, mask)
-        elif isinstance(node, Apply):
-            result = _applied(builder, node, [new[a.uid] for a in node.args])
-        else:
-            result = node
-        new[node.uid] = result
-    return [new[r.uid] for r in roots]
+    truths = {uid: builder.constant(t, torch.bool) for uid, t in (known or {}).items()}
+    return rename(builder, roots, variable, known=truths, applied=partial(_applied, builder))
 
 
 def _applied(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
@@ -54,7 +38,12 @@ def _applied(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
             return product
     if node.dtype is torch.float32 and node.op == "add" and 0.0 in map(_factor, args):
         return args[1] if _factor(args[0]) == 0.0 else args[0]
-    made = builder.apply(node.op, args, node.dtype, node.check)
+    return applied_as_place(builder, node, args)
+
+
+def applied_as_place(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
+    """A node's operation of other operands; as an index, if it is a sum of such."""
+    made = builder.again(node, args)
     if node.dtype is torch.int64 and node.op in ("add", "sub", "neg"):
         place = place_of(made)
         return made if place is None else builder.index_value(place)
@@ -136,4 +125,4 @@ def place_of(expr: Expr) -> Index | None:
     return left + right if expr.op == "add" else left - right
 
 
-__all__ = ["place_of", "simpler"]
+__all__ = ["applied_as_place", "place_of", "simpler"]

@@ -80,15 +80,9 @@ def outer_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
     return pointwise(ctx, node, args, dtype, combine)
 
 
-def adds_channels(ctx: Context, args: Sequence[Any]) -> bool:
-    """True for a convolution with a bias on a GPU, where the library adds that in a kernel of its
-    own, after rounding."""
-    steps = ctx.target.library.convolves_in_steps
-    return steps and isinstance(args[2], Value) and args[2].dtype.is_floating_point
-
-
 def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
-    """A convolution, and the addition of its bias for the kernels that read it."""
+    """A convolution, and the addition of its bias for the kernels that read it: the library would
+    add that in a kernel of its own, after rounding."""
     product = extern_call(ctx, node, (*args[:2], None, *args[3:]), {})
     assert isinstance(product, Value)
     bias = args[2]
@@ -105,16 +99,9 @@ def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) 
     )
 
 
-def sums_channels(ctx: Context, args: Sequence[Any]) -> bool:
-    """True for a convolution's backward on a GPU that gives the gradient of a bias, too, which the
-    library sums up in a kernel of its own."""
-    steps = ctx.target.library.convolves_in_steps
-    return steps and bool(args[10][2]) and args[0].dtype.is_floating_point
-
-
 def gradients_and_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> tuple[Any, ...]:
     """The gradients of a convolution's operands by the library, and that of its bias as a sum,
-    which may join the kernel that computes what it sums up."""
+    which may join the kernel that computes what it sums up; the library has one of its own."""
     gradient: Value = args[0]
     of_x, of_weight, of_bias = node.meta["val"]
     others: list[Any] = [None, None]
@@ -131,7 +118,7 @@ def gradients_and_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> 
 
 
 # The operands with rows, and the place of the groups, by call.
-_ROWS = {"convolution.default": (1, 8), "convolution_backward.default": (2, 9)}
+ROWS = {"convolution.default": (1, 8), "convolution_backward.default": (2, 9)}
 
 
 def row_major_operands(ctx: Context, name: str, args: Sequence[Any]) -> list[Any]:
@@ -140,7 +127,7 @@ def row_major_operands(ctx: Context, name: str, args: Sequence[Any]) -> list[Any
     `x.transpose(1, 2)` is what such convolutions are often given. The library copies it; the kernel
     that computes x can write that copy instead.
     """
-    operands, groups = _ROWS.get(name, (0, 0))
+    operands, groups = ROWS.get(name, (0, 0))
     copied = list(args)
     if not operands or not ctx.target.library.convolves_in_steps or args[groups] == 1:
         return copied

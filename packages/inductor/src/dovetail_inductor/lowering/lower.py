@@ -213,10 +213,12 @@ def _call(
     if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):
         return linear.product_plus_row(ctx, node, args)
     args = linear.row_major_operands(ctx, rule_name(node), args)
-    if rule_name(node) == "convolution.default" and linear.adds_channels(ctx, args):
-        return linear.convolution_plus_channels(ctx, node, args)
-    if rule_name(node) == "convolution_backward.default" and linear.sums_channels(ctx, args):
-        return linear.gradients_and_channels(ctx, node, args)
+    if ctx.target.library.convolves_in_steps and rule_name(node) in linear.ROWS:
+        backward = rule_name(node) == "convolution_backward.default"
+        if backward and args[10][2] and args[0].dtype.is_floating_point:
+            return linear.gradients_and_channels(ctx, node, args)
+        if not backward and isinstance(args[2], Value) and args[2].dtype.is_floating_point:
+            return linear.convolution_plus_channels(ctx, node, args)
     return extern_call(ctx, node, args, kwargs)
 
 

@@ -179,8 +179,7 @@ def _alone(builder: Builder, step: Step, buffer: str) -> LoopNest | None:
     for nest in step.nests:
         if buffer in nest.reads() or nest.scatter or nest.scan or nest.is_symbolic:
             return None
-        (body,) = rename(builder, [nest.body], variable, element)
-        made[nest.buffer] = replace(nest, body=body)
+        made[nest.buffer] = nest.renamed(builder, element=element)
     found = made[buffer]
     return None if found.reads() & step.writes() else found
 

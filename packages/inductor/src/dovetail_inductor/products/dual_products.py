@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from dovetail_inductor.loop_ir.expr import Expr, Load, rename
-from dovetail_inductor.loop_ir.index import Index, variable
+from dovetail_inductor.loop_ir.expr import Expr, Load
+from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.products.find_products import readers_and_writers
@@ -173,8 +173,7 @@ def _apart(product: Product, kernel: FusedKernel) -> DualProduct | None:
         side = load.index.const // half
         return builder.load(own[side].name, index - side * half, load.dtype, mask)
 
-    bodies = rename(builder, [nest.body for nest in kernel.nests], variable, element)
-    nests = tuple(replace(n, body=body) for n, body in zip(kernel.nests, bodies, strict=True))
+    nests = tuple(nest.renamed(builder, element=element) for nest in kernel.nests)
     hidden = kernel.internal | {buffer.name for buffer in own}
     return DualProduct(
         product.graph,

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, rename
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.loop_ir.ops import ROUNDING
@@ -211,8 +211,7 @@ class Product:
             sums = self._sum_of_parts(whole, index, mask)
             return self._rounded(sums, (index.floordiv(n), index.mod(n)), mask)
 
-        bodies = rename(builder, [nest.body for nest in reader.nests], variable, element)
-        nests = (replace(n, body=body) for n, body in zip(reader.nests, bodies, strict=True))
+        nests = (nest.renamed(builder, element=element) for nest in reader.nests)
         return replace(reader, nests=tuple(nests))
 
     # --- building ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, Load, rename
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, Load
 from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
@@ -149,9 +149,8 @@ def _reading_the_copy(
 
     found: dict[int, tuple[Step, ...]] = {}
     for at, reader in readers.items():
-        nests = [n for n in reader.nests if n is not copy]
-        bodies = rename(builder, [n.body for n in nests], variable, element)
-        moved = tuple(replace(n, body=b) for n, b in zip(nests, bodies, strict=True))
+        nests = (n for n in reader.nests if n is not copy)
+        moved = tuple(nest.renamed(builder, element=element) for nest in nests)
         found[at] = (replace(reader, nests=moved),) if moved else ()
     return None if beyond else found
 

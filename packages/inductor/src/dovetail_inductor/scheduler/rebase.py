@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from dovetail_inductor.loop_ir.expr import Builder, Expr, Load, rename
-from dovetail_inductor.loop_ir.index import Index, variable
-from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Strided
+from dovetail_inductor.loop_ir.expr import Builder, Expr, Load
+from dovetail_inductor.loop_ir.index import Index
+from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel
 
@@ -46,7 +46,7 @@ def rebase(
             return builder.load(load.buffer, index, load.dtype, mask)
         return builder.load(names[load.buffer], index - starts[load.buffer], load.dtype, mask)
 
-    nests = tuple(_renamed(builder, nest, element) for nest in kernel.nests)
+    nests = tuple(nest.renamed(builder, element=element) for nest in kernel.nests)
     return replace(kernel, nests=nests), parts
 
 
@@ -90,16 +90,6 @@ def _starts(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> dict[str, int
         if 0 < aligned < buffer.extent:
             starts[name] = aligned
     return starts
-
-
-def _renamed(
-    builder: Builder, nest: LoopNest, element: Callable[[Load, Index, Expr | None], Expr]
-) -> LoopNest:
-    """The nest with what `element` makes of its loads."""
-    old = nest.values
-    new = dict(zip((o.uid for o in old), rename(builder, old, variable, element), strict=True))
-    index = nest.index.substitute(variable, lambda value: new[value.uid])
-    return replace(nest, body=new[nest.body.uid], index=index)
 
 
 __all__ = ["rebase", "rebase_combined"]

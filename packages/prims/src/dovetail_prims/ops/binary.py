@@ -142,14 +142,6 @@ def lcm(self: Tensor, other: Tensor) -> Tensor:
     return cast(where(nothing, 0, product), dtype)
 
 
-def _number_dtype(value: Number, beside: Tensor) -> torch.dtype:
-    """Of a number as a tensor: that of a tensor of floats beside it"""
-    if beside.is_floating_point():
-        return beside.dtype
-    whole = isinstance(value, (int, torch.SymInt))
-    return torch.int64 if whole else torch.get_default_dtype()
-
-
 # --- what PRIMS expresses by others ---------------------------------------------------------------
 
 

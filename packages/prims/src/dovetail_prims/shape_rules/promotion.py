@@ -41,15 +41,6 @@ def name_in_kernels(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def check_cast(source: torch.dtype, target: torch.dtype) -> None:
-    """Results of one dtype are written to what is of another only if that holds such numbers."""
-    if not torch.can_cast(source, target):
-        raise RuntimeError(
-            f"result type {name_in_kernels(source)} can't be cast to the desired output type "
-            f"{name_in_kernels(target)}"
-        )
-
-
 def of_one_kind(*tensors: FakeTensor | None) -> bool:
     """Whether all are of one floating dtype and on one device."""
     given = [t for t in tensors if t is not None]

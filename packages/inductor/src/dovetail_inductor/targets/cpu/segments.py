@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -18,14 +19,12 @@ from dovetail_inductor.loop_ir.expr import (
     Builder,
     Constant,
     Expr,
-    IndexValue,
-    Load,
     walk,
 )
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Indirect, Var, variable
 from dovetail_inductor.loop_ir.loops import LoopNest
-from dovetail_inductor.loop_ir.simpler import place_of
+from dovetail_inductor.loop_ir.simpler import applied_as_place, place_of
 from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
@@ -124,35 +123,20 @@ def _part(builder: Builder, segment: Segment, start: int, end: int) -> Segment:
 
 
 def _placed(builder: Builder, nest: LoopNest, old: Var, part: Var, start: int) -> LoopNest:
-    new: dict[int, Expr] = {}
-
     def at(v: Var) -> Index:
         return variable(part) + start if v.id == old.id else variable(v)
 
-    def index_of(index: Index) -> Index:
-        moved = index.substitute(at, lambda value: new[value.uid])
-        plain = Index(moved.const, ())
-        for atom, step in moved.terms:
-            known = place_of(atom.value) if isinstance(atom, Indirect) else None
-            if known is not None:
-                plain = plain + known * step
-            else:
-                plain = plain + Index(0, ((atom, step),))
-        return plain
+    moved = nest.renamed(builder, at, applied=partial(_settled, builder), settled=_plain)
+    return replace(moved, index=_plain(moved.index))
 
-    for node in walk(nest.values):
-        result: Expr
-        if isinstance(node, Constant):
-            result = node
-        elif isinstance(node, IndexValue):
-            result = builder.index_value(index_of(node.index), node.dtype)
-        elif isinstance(node, Load):
-            mask = None if node.mask is None else new[node.mask.uid]
-            result = builder.load(node.buffer, index_of(node.index), node.dtype, mask)
-        else:
-            result = _settled(builder, node, [new[a.uid] for a in node.args])
-        new[node.uid] = result
-    return replace(nest, body=new[nest.body.uid], index=index_of(nest.index))
+
+def _plain(index: Index) -> Index:
+    """An index with the places that it reads as values written out."""
+    plain = Index(index.const, ())
+    for atom, step in index.terms:
+        known = place_of(atom.value) if isinstance(atom, Indirect) else None
+        plain = plain + (Index(0, ((atom, step),)) if known is None else known * step)
+    return plain
 
 
 def _settled(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
@@ -163,8 +147,8 @@ def _settled(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
         if place is not None:
             first = builder.index_value(place)
             args = [first, *args[1:]]
-            if node.check is not None and _holds(builder, first, "ge", 0):
-                if _holds(builder, first, "lt", node.check.size):
+            if node.check is not None and _truth(builder, first, "ge", 0):
+                if _truth(builder, first, "lt", node.check.size):
                     return first
             positive = _truth(builder, first, "ge", 0)
             if node.op == "abs" and positive is not None:
@@ -176,21 +160,13 @@ def _settled(builder: Builder, node: Apply, args: list[Expr]) -> Expr:
                 truth = _truth(builder, first, _EXTREMES[node.op], int(bound.value))
                 if truth is not None:
                     return first if truth else bound
-    made = builder.apply(node.op, args, node.dtype, node.check)
-    if node.dtype is torch.int64 and node.op in ("add", "sub", "neg"):
-        place = place_of(made)
-        return made if place is None else builder.index_value(place)
-    return made
+    return applied_as_place(builder, node, args)
 
 
 def _truth(builder: Builder, place: Expr, op: str, bound: int) -> bool | None:
     """A comparison's truth, if it is the same for all values of the loops."""
     found = builder.apply(op, [place, builder.constant(bound, torch.int64)])
     return bool(found.value) if isinstance(found, Constant) else None
-
-
-def _holds(builder: Builder, place: Expr, op: str, bound: int) -> bool:
-    return _truth(builder, place, op, bound) is True
 
 
 __all__ = ["Segment", "segments_of"]
