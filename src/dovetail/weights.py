@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
 from dovetail_guards.process_lock import ProcessLock
 from dovetail_inductor import PreparedGraph
+from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 
 
@@ -72,15 +74,22 @@ class ConstantWeights:
             if self._seen.are(weights):
                 return  # another thread has done it
             seen = SeenWeights.of(weights)
-            if not self.prepared:
-                self.prepared = tuple(
-                    torch.empty_strided(f._sizes, f._strides, dtype=f._dtype, device=f._device)
-                    for f in self.split.prepared
-                )
-            for kept, new in zip(self.prepared, self.split.prepare(*weights), strict=True):
-                kept.copy_(new)
+            fakes, before = self.split.prepared, self.prepared or repeat(None)
+            made = zip(self.split.prepare(*weights), before, fakes, strict=False)
+            self.prepared = tuple(map(_keep, *zip(*made, strict=True)))
             self._seen = seen
             self.computed += 1
+
+
+def _keep(new: Tensor, kept: Tensor | None, fake: FakeTensor) -> Tensor:
+    """What was computed anew, in the memory that is kept. (What is packed is on a CPU, where none
+    needs to stay.)"""
+    if new.is_mkldnn:
+        return new
+    if kept is None:
+        sizes, strides = fake._sizes, fake._strides
+        kept = torch.empty_strided(sizes, strides, dtype=fake._dtype, device=fake._device)
+    return kept.copy_(new)
 
 
 def _version(weight: Tensor) -> int:

@@ -73,8 +73,10 @@ void bind_inputs(Program& program, Frame& frame, PyObject* const* args, size_t c
     c10::DispatchKeySet unusual({c10::DispatchKey::Python, c10::DispatchKey::Conjugate,
                                  c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
                                  c10::DispatchKey::Functionalize});
-    TORCH_CHECK(!impl->key_set().has_any(unusual) && impl->has_storage(), program.name, ": input ",
-                i, " ('", info.name, "') is not a plain dense tensor: ", impl->key_set());
+    // A weight packed for oneDNN is opaque: only its calls take it.
+    bool dense = impl->has_storage() || (!info.needs_data && tensor.is_mkldnn());
+    TORCH_CHECK(!impl->key_set().has_any(unusual) && dense, program.name, ": input ", i, " ('",
+                info.name, "') is not a plain dense tensor: ", impl->key_set());
     Slot& slot = frame.slots[info.slot];
     slot.impl = impl;
     if (info.needs_data) slot.data = impl->mutable_data();

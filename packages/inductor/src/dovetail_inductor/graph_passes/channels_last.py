@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.node_facts import take_place
 from dovetail_prims.shape_rules.layout import (
     dense_order,
     is_channels_last,
@@ -27,7 +26,7 @@ from dovetail_prims.shape_rules.layout import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_inductor.fx_nodes import fake_of, is_view
+from dovetail_inductor.fx_nodes import call_at, fake_of, is_view
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering.values import shape_of
 
@@ -47,8 +46,8 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # (on an H100), and the copies come on top; 32 to 64, and more, took 3 to 55% less.
 _FEW_CHANNELS = 16
 
-# A CPU's library leaves single images of no more elements to kernels that know no channels-last
-# (which is PyTorch's own bound): a copy takes longer than what it saves.
+# Single images of no more elements PyTorch leaves to kernels that know no channels-last, but for
+# those of groups: a copy takes longer than what it saves.
 _SMALL_IMAGES = 20480
 
 # What these do depends on the strides of what they get.
@@ -141,13 +140,19 @@ def _gains_on_gpu(node: Node, x: FakeTensor) -> bool:
     return x._dtype is torch.float32 and ungrouped and many
 
 
+def has_onednn() -> bool:
+    """Whether PyTorch calls a CPU's library of convolutions."""
+    onednn = torch.backends.mkldnn
+    return bool(onednn.is_available() and onednn.enabled)  # type: ignore[no-untyped-call]
+
+
 def _gains_on_cpu(node: Node, x: FakeTensor) -> bool:
     """Whether oneDNN is faster in channels-last (measured with AVX-512).
 
     Of one channel a group it is 1.3 to 5 times as fast, with few channels up to 2 times, else about
     as fast; but for several results of one channel in bfloat16, which take 1.8 times as long.
     """
-    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):  # type: ignore[no-untyped-call]
+    if not has_onednn():
         return False
     if x._dtype is torch.bfloat16:
         channels, own = _sizes(node, -1)[:2]
@@ -156,7 +161,10 @@ def _gains_on_cpu(node: Node, x: FakeTensor) -> bool:
             return False
     elif x._dtype is not torch.float32:
         return False
-    return prod(_sizes(node, -2)) > _SMALL_IMAGES
+    channels, *window = _sizes(node, -1)[1:]
+    own = channels == 1 and _groups(node) > 1
+    # (By one pixel a small convolution is a product.)
+    return own or prod(_sizes(node, -2)) > _SMALL_IMAGES or all(n == 1 for n in window)
 
 
 def _is_oddly_grouped(node: Node, machine: str | None) -> bool:
@@ -275,8 +283,9 @@ class _Relayout:
             return operand  # type: ignore[no-any-return]
         if operand not in self.laid_out:
             with nullcontext() if user is None else self.graph.inserting_before(user):
-                self.laid_out[operand] = self._call(
-                    aten.clone.default, operand, memory_format=_FORMATS[len(value._sizes)]
+                made = {"memory_format": _FORMATS[len(value._sizes)]}
+                self.laid_out[operand] = call_at(
+                    operand, self.graph, aten.clone.default, operand, **made
                 )
         return self.laid_out[operand]
 
@@ -294,18 +303,12 @@ class _Relayout:
                 raise _CannotRestore
             if is_contiguous(before._sizes, before._strides):
                 order = list(range(len(order)))  # also where dimensions of size 1 are
-            turned = self._call(aten.permute.default, self.copied[node], order)
-            dense = self._call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+            made, rows = self.copied[node], {"memory_format": torch.contiguous_format}
+            turned = call_at(made, self.graph, aten.permute.default, made, order)
+            dense = call_at(made, self.graph, aten.clone.default, turned, **rows)
             back = [order.index(d) for d in range(len(order))]
-            self.restored[node] = self._call(aten.permute.default, dense, back)
+            self.restored[node] = call_at(made, self.graph, aten.permute.default, dense, back)
         return self.restored[node]
-
-    def _call(self, target: Any, operand: Node, *args: Any, **kwargs: Any) -> Node:
-        node = self.graph.call_function(target, (operand, *args), kwargs)
-        # It belongs where its operand does.
-        take_place(node, operand)
-        node.meta["val"] = propagate(target, (operand.meta["val"], *args), kwargs)
-        return node
 
 
 def _takes_pixels(copy: Node) -> bool:

@@ -9,16 +9,16 @@ weights, casts of autocast, layouts that are chosen for convolutions.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.node_facts import take_place
+from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_inductor.fx_nodes import fake_of, is_view
+from dovetail_inductor.fx_nodes import call_at, fake_of, is_view
+from dovetail_inductor.graph_passes.packed_weights import pack_weights, packs
 
 aten = torch.ops.aten
 
@@ -57,7 +57,8 @@ def prepare_weights(gm: GraphModule, constant: Collection[int]) -> PreparedGraph
     for node in gm.graph.nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
     known = _constants(graph, constant)
-    _absorb(graph, known)  # which adds to them
+    _absorb(graph, known)  # which adds to them, as the next does
+    pack_weights(graph, known)
     return _split(gm, graph, known)
 
 
@@ -213,20 +214,21 @@ class _Absorber:
         return self._call(target, first, second)
 
     def _replace(self, chain: _Chain, last: Node) -> None:
-        narrow = fake_of(last)._dtype
+        narrow, shift = fake_of(last)._dtype, chain.shift
         with self.graph.inserting_before(last):
             args: list[Any] = list(self.product.args)
             args[self.weight_at] = self._scaled(args[self.weight_at], chain.scale)
-            # The shift is for the kernels that read the product: the library adds it in a pass of
-            # its own, or chooses a slower convolution (measured on a CPU).
+            # The shift is for the kernels that read the product: unless weights are packed, the
+            # library adds it in a pass of its own, or is slower to convolve (measured on a CPU).
             if self.product.target is aten.convolution.default:
                 args[2] = None
+                if isinstance(shift, Node) and packs(self.product):
+                    args[2], shift = shift, None
                 new = self._call(aten.convolution.default, *args)
             else:
                 new = self._call(aten.mm.default, *args[-2:])
             if chain.dtype is not fake_of(new)._dtype:
                 new = self._call(aten._to_copy.default, new, dtype=chain.dtype)
-            shift = chain.shift
             if isinstance(shift, Node):
                 ones = [1] * (len(fake_of(last)._sizes) - self.channel_dim - 1)
                 shift = self._call(aten.view.default, shift, [-1, *ones])
@@ -250,10 +252,7 @@ class _Absorber:
         return self._call(aten._to_copy.default, product, dtype=fake_of(weight)._dtype)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
-        node = self.graph.call_function(target, args, kwargs)
-        take_place(node, self.product)
-        given, named = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        node.meta["val"] = propagate(target, tuple(given), dict(named))
+        node = call_at(self.product, self.graph, target, *args, **kwargs)
         if all(n in self.constant for n in node.all_input_nodes):
             self.constant.add(node)
         return node
@@ -289,43 +288,25 @@ def _split(gm: GraphModule, graph: Graph, constant: set[Node]) -> PreparedGraph 
     results = [node for node in nodes if node in wanted and node not in kept]
     if not results:
         return None
-    weights = [n for n in nodes if n.op == "placeholder" and n in constant]
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    prepare = _graph_of(gm, weights, [n for n in nodes if n in constant], results)
-    rest, env = Graph(), dict[Node, Node]()
-    for node in placeholders:
-        env[node] = rest.node_copy(node)
-    for node in results:
-        env[node] = rest.placeholder(f"prepared_{node.name}")
-        env[node].meta["val"] = node.meta["val"]
+    weights = tuple(i for i, n in enumerate(placeholders) if n in constant)
+    prepare, env = Graph(), dict[Node, Node]()
     for node in nodes:
-        if node in kept and node.op != "placeholder":
-            env[node] = rest.node_copy(node, env.__getitem__)
-    whole = GraphModule(gm, rest)
-    whole.meta.update(gm.meta)
-    return PreparedGraph(tuple(placeholders.index(n) for n in weights), prepare, whole)
-
-
-def _graph_of(
-    gm: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node], results: Sequence[Node]
-) -> GraphModule:
-    """The graph that computes the results of the inputs."""
-    needed = set(_ancestors(results))
-    graph, env = Graph(), dict[Node, Node]()
-    for node in (*inputs, *(n for n in nodes if n in needed and n.op != "placeholder")):
-        env[node] = graph.node_copy(node, env.__getitem__)
-    graph.output(tuple(env[n] for n in results))
-    return GraphModule(gm, graph)
-
-
-def _ancestors(nodes: Sequence[Node]) -> Iterator[Node]:
-    seen, todo = set(nodes), list(nodes)
-    while todo:
-        node = todo.pop()
-        yield node
-        new = [n for n in node.all_input_nodes if n not in seen]
-        seen.update(new)
-        todo += new
+        if node in constant:
+            env[node] = prepare.node_copy(node, env.__getitem__)
+    prepare.output(tuple(env[n] for n in results))
+    prepare.eliminate_dead_code()
+    for node in reversed(results):
+        with graph.inserting_after(placeholders[-1]):
+            given = graph.placeholder(f"prepared_{node.name}")
+        given.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(given)
+    for node in reversed(nodes):
+        if node not in kept:
+            graph.erase_node(node)
+    rest = GraphModule(gm, graph)
+    rest.meta.update(gm.meta)
+    return PreparedGraph(weights, GraphModule(gm, prepare), rest)
 
 
 __all__ = ["PreparedGraph", "prepare_weights"]

@@ -178,8 +178,8 @@ def _lie_otherwise(node: fx.Node | None, args: Sequence[Any], kwargs: dict[str, 
 
 def _layouts(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
     """How the results of a call lie in memory, from how its arguments do; none where data says
-    what they are."""
-    if torch.Tag.dynamic_output_shape in target.tags:
+    what they are, or where the runtime is to lay them out as they should lie."""
+    if torch.Tag.dynamic_output_shape in target.tags or target.namespace == "mkldnn":
         return []
     if any(isinstance(v, FloatSize) for v in _flat([*args, *kwargs.values()])):
         return []
