@@ -3,12 +3,13 @@
     python integration_tests/benchmarks/held_memory.py [MODEL ...] [--what inference training]
         [--mode reduce-overhead | --unrecorded] [--gpus N] [--jobs N]
 
-Each system has a process of its own; the cases are the suite's unless named. After some steps what
-nothing uses is given back to the driver; `held` is what torch's allocator has reserved then (pools
-of CUDA graphs, gradients), `most` the most that it has reserved while two more steps run; above the
-parameters and inputs. With `--unrecorded`, both are instead what the allocator has handed out, in
-the default mode without CUDA graphs, whose pools hide what a step needs; the libraries' workspaces,
-which stay from the first call on, are in both.
+Each system has a process of its own; the cases are the suite's, and training of what is hard on
+memory (mixtures of experts, large vocabularies, embeddings), unless models are named. After some
+steps what nothing uses is given back to the driver; `held` is what torch's allocator has reserved
+then (pools of CUDA graphs, gradients), `most` the most that it has reserved while two more steps
+run; above the parameters and inputs. With `--unrecorded`, both are instead what the allocator has
+handed out, in the default mode without CUDA graphs, whose pools hide what a step needs; the
+libraries' workspaces, which stay from the first call on, are in both.
 Names at the end the cases where Dovetail takes most.
 """
 
@@ -27,6 +28,16 @@ from gpu_suite import MODELS
 
 from dovetail.bench.worker import SYSTEMS, Spec, build_case, compile_by, step_of
 
+HARD = tuple(
+    (model, True)
+    for model in (
+        "held_out:mixtral",
+        "held_out_wide:qwen3_moe",
+        "held_out_wide:deepseek_v3",
+        "held_out_more:gemma",
+        "held_out:dlrm",
+    )
+)
 STEPS = 12
 """Until every graph that is to be recorded is."""
 
@@ -86,10 +97,11 @@ def main() -> None:
         return
     cases = [
         (model, "training" if train else "inference")
-        for model, train in MODELS
+        for model, train in (*MODELS, *HARD)
         if not given.models or model in given.models
     ]
-    cases += [(model, what) for model in given.models for what in both if model not in dict(MODELS)]
+    known = dict((*MODELS, *HARD))
+    cases += [(model, what) for model in given.models for what in both if model not in known]
     gpus: SimpleQueue[int] = SimpleQueue()
     for slot in range(given.gpus * given.jobs):
         gpus.put(slot % given.gpus)

@@ -29,6 +29,10 @@ from dovetail_runtime.plan import TritonKernel
 ABI = "triton-1"
 
 _PTX, _CUBIN, _DESCRIPTION = "kernel.ptx", "kernel.cubin", "kernel.json"
+# What the processes that compile and interpret are told of a kernel.
+_TEXT = ("source", "symbol", "signature", "constexprs")
+_COMPILED = (*_TEXT, "aligned", "num_warps", "num_stages", "fp_fusion", "asserts")
+_INTERPRETED = (*_TEXT, "scatters")
 _WORKER = Path(__file__).with_name("triton_worker.py")
 
 
@@ -97,18 +101,7 @@ class TritonBuilder:
             if binary is not None:
                 found[kernel.symbol] = binary
                 continue
-            job = {
-                "source": kernel.source,
-                "symbol": kernel.symbol,
-                "signature": kernel.signature,
-                "constexprs": kernel.constexprs,
-                "aligned": kernel.aligned,
-                "num_warps": kernel.num_warps,
-                "num_stages": kernel.num_stages,
-                "fp_fusion": kernel.fp_fusion,
-                "asserts": kernel.asserts,
-                "arch": self._arch,
-            }
+            job = {name: getattr(kernel, name) for name in _COMPILED} | {"arch": self._arch}
             made: Future[TritonBinary] = Future()
             reply = self._pool.submit(job)
             reply.add_done_callback(partial(self._finish, kernel, key, made))
@@ -255,15 +248,10 @@ class TritonInterpreter:
         with tempfile.TemporaryDirectory(prefix="dovetail-interpret-") as directory:
             sent, received = Path(directory) / "arguments.pt", Path(directory) / "results.pt"
             torch.save((storages, described), sent)
-            job = {
-                "source": kernel.source,
-                "symbol": kernel.symbol,
-                "signature": kernel.signature,
-                "constexprs": kernel.constexprs,
+            job = {name: getattr(kernel, name) for name in _INTERPRETED} | {
                 "arguments": str(sent),
                 "results": str(received),
                 "grid": grid,
-                "scatters": kernel.scatters,
             }
             self._pool.submit(job).result()
             for mine, result in zip(storages, torch.load(received, weights_only=True), strict=True):

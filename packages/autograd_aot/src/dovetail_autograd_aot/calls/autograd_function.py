@@ -30,6 +30,7 @@ from dovetail_autograd_aot.calls.saved_tensors import (
     hooks_take_saved_tensors,
 )
 from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
+from dovetail_autograd_aot.calls.undefined_tangents import UncutError
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.outputs.copy_back import count_writes, write_ahead
 from dovetail_autograd_aot.trace.node_values import example_values
@@ -181,10 +182,31 @@ class TrainingFunction:
                 call_only_with_gradients(unreached)
         return self.leave_to_nodes(ctx, found)
 
-    def across_outputs(self, *args: Any) -> list[Tensor | None]:
-        """`CrossOutputGradients.parts`, for the nodes of the outputs."""
-        assert self._points is not None
-        return self._points.parts(*args)
+    def across_outputs(
+        self, number: int, gradient: Tensor, edges: Any, reaches_inputs: bool, ctx: Any
+    ) -> list[Tensor | None]:
+        """`CrossOutputGradients.parts`, for the nodes of the outputs: by a variant of the compiled
+        backward, if that can be."""
+        points, path = self._points, None
+        assert points is not None
+        whole = ctx.replay is not None and not self._separate.began(ctx)
+        if whole and self._nodes is None and not (torch.is_grad_enabled() or is_batched(gradient)):
+            path = points.path(number)
+        if path is not None:
+            found = [gradient if i == path[0] else None for i in range(len(self._differentiable))]
+            unasked = 0 if reaches_inputs else (1 << len(self._masks)) - 1
+            try:
+                chosen = self._lazy.variant(_missing(found), unasked, tuple(path[1:]))
+            except UncutError:
+                path = None
+        if path is None:
+            return points.parts(number, gradient, edges, reaches_inputs, ctx)
+        values = self._checked(ctx, self._separate.whole)
+        with torch._C._DisableAutocast():
+            arguments = self._arguments(ctx, found, values, chosen.takes)
+            results = unrecorded(chosen.run, *arguments)
+        points.add(ctx, tuple(results[len(path) - 1 :]))
+        return list(results[: len(path) - 1])
 
     def to_inputs(self, number: int, gradients: tuple[Any, ...], ctx: Any) -> list[Tensor | None]:
         """The gradients of the inputs of a node, given those of the outputs that lead to it."""
@@ -218,13 +240,10 @@ class TrainingFunction:
         passage = self._separate.passage(missing, self.asked(ctx))
         if not passage.leads:
             return (None,) * len(self._masks)
-        values = self._load(ctx, passage)
-        if self._unsaved:
-            self._unsaved.check(ctx.unsaved)
+        values = self._checked(ctx, passage)
         graph, takes = self._lazy.graph(missing, passage.unasked)
-        shapes = ctx.shapes if self._tangents.kept else {}
         with below_autograd(), torch._C._DisableAutocast():
-            arguments = [*values, *self._tangents.prepare(found, values, takes, shapes)]
+            arguments = self._arguments(ctx, found, values, takes)
             batched = any(map(is_batched, found))
             run = BatchedBackward(graph).run if batched else run_plainly(graph)
             return self._reached(run(*arguments), missing)
@@ -271,9 +290,7 @@ class TrainingFunction:
             if frees and separate.is_open(ctx):
                 separate.keep(ctx, self._load(ctx, passage), passage)
             return (None,) * len(self._masks)
-        values = self._load(ctx, passage)
-        if self._unsaved:
-            self._unsaved.check(ctx.unsaved)
+        values = self._checked(ctx, passage)
         if torch.is_grad_enabled():
             if ctx.replay is None and self._double.is_plain:
                 return self._of_what_is_left(ctx, found, values, passage)
@@ -284,9 +301,10 @@ class TrainingFunction:
                 self.put_aside(ctx, missing, passage.asked)
             return results
         chosen = self._lazy.variant(missing, passage.unasked, gone=separate.began(ctx))
-        shapes = ctx.shapes if tangents.kept else {}
-        arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
-        replay = ctx.replay if _checks_for_nan() else None
+        arguments = self._arguments(ctx, found, values, chosen.takes)
+        # The second says what anomaly mode would do if it was on.
+        checks = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+        replay = ctx.replay if checks else None
         if frees:
             # As eager does node by node: `arguments` holds the saved tensors from here on.
             if not separate.keep(ctx, values, passage):
@@ -326,10 +344,23 @@ class TrainingFunction:
         self._double.log.note_replay("of ways that read nothing saved, after all else is freed")
         missing = _missing(found)
         graph, takes = self._lazy.graph(missing, passage.unasked)
-        shapes = ctx.shapes if self._tangents.kept else {}
         with torch._C._DisableAutocast():
-            arguments = [*values, *self._tangents.prepare(found, values, takes, shapes)]
+            arguments = self._arguments(ctx, found, values, takes)
             return self._reached(run_plainly(graph)(*arguments), missing)
+
+    def _checked(self, ctx: Any, passage: Passage) -> Sequence[Any]:
+        """What was saved, if what was not has not changed."""
+        values = self._load(ctx, passage)
+        if self._unsaved:
+            self._unsaved.check(ctx.unsaved)
+        return values
+
+    def _arguments(
+        self, ctx: Any, found: list[Any], values: Sequence[Any], takes: Sequence[bool]
+    ) -> list[Any]:
+        """What a backward is called with, that takes these tangents."""
+        shapes = ctx.shapes if self._tangents.kept else {}
+        return [*values, *self._tangents.prepare(found, values, takes, shapes)]
 
     def _load(self, ctx: Any, passage: Passage) -> Sequence[Any]:
         if self.saved.watched:
@@ -349,11 +380,6 @@ class TrainingFunction:
 def _missing(gradients: Sequence[Any]) -> int:
     """Which gradients are None, as a bit set."""
     return sum(1 << i for i, gradient in enumerate(gradients) if gradient is None)
-
-
-def _checks_for_nan() -> bool:
-    # The second says what anomaly mode would do if it was on.
-    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
 
 
 def _has_nan(gradient: Tensor | None) -> bool:

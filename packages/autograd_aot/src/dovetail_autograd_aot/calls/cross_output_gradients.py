@@ -2,11 +2,12 @@
 
 A compiled backward leads from all outputs to the inputs in one go. If somebody asks for what an
 output gets by way of another one that is computed from it (`torch.autograd.grad`, `retain_grad()`,
-a hook), the captured graph is run again by eager's operators, once in a pass of the engine, and cut
-at the outputs: so the gradient of each is taken apart into those of the outputs that it is directly
-computed from, which the engine goes on with, and those of the inputs, which are added to what the
-compiled backward gives. Slower, and counted in the log. The outputs have nodes of their own for it
-(`csrc/output_nodes.cpp`), as hooks on them may change the sum of what arrives.
+a hook), the gradient of each is taken apart into those of the outputs that it is directly computed
+from, which the engine goes on with, and those of the inputs, which are added to what the compiled
+backward gives: by a variant of that, which ends at the outputs. Where that cannot be, the captured
+graph is run again by eager's operators, once in a pass of the engine, and cut: slower, and counted
+in the log. The outputs have nodes of their own for it (`csrc/output_nodes.cpp`), as hooks on them
+may change the sum of what arrives.
 """
 
 from __future__ import annotations
@@ -99,6 +100,16 @@ class CrossOutputGradients:
         self.points = points
         self.runs: OfPass[_CutRun] = OfPass()
 
+    def path(self, number: int) -> list[int] | None:
+        """The tangents of point `number`, and of those that it is directly computed from; None if
+        no variant of the compiled backward leads from the one to the others."""
+        joint = self.double.joint
+        path = [self.points[k] for k in (number, *self.points[number].direct)]
+        results = all(p.forward is not None and p.written is None for p in path)
+        if not results or joint.backward.user_code or joint.signature.lost:
+            return None
+        return [joint.signature.differentiable.index(p.forward) for p in path]
+
     def parts(
         self, number: int, gradient: Tensor, edges: Edges, reaches_inputs: bool, ctx: Any
     ) -> list[Tensor | None]:
@@ -117,6 +128,13 @@ class CrossOutputGradients:
             known = run.gradients[i]
             run.gradients[i] = part if known is None else known if part is None else known + part
         return list(found[: len(direct)])
+
+    def add(self, ctx: Any, gradients: Gradients) -> None:
+        """Keep gradients of the inputs that were found in another way for `taken`."""
+        run = self.runs.get(ctx)
+        if run is None:
+            self.runs.keep(ctx, run := _CutRun([], {}, [], (), [None] * len(gradients)))
+        run.gradients = list(added(tuple(run.gradients), gradients))
 
     def taken(self, ctx: Any) -> Gradients | None:
         """The gradients of the inputs that points of this pass were taken apart into, if any."""

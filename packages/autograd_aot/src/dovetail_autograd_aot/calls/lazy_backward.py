@@ -50,25 +50,30 @@ class LazyBackward:
         self.limit = limit
         self.symbolic = symbolic
         self.count = len(parts.signature.differentiable)
-        self.variants: dict[tuple[int, int], _Variant] = {}
+        self.variants: dict[tuple[int, int, tuple[int, ...]], _Variant] = {}
 
-    def variant(self, missing: int, unasked: int = 0, *, gone: bool = False) -> _Variant:
+    def variant(
+        self, missing: int, unasked: int = 0, ends: tuple[int, ...] = (), *, gone: bool = False
+    ) -> _Variant:
         """The backward for calls that lack the tangents in the bit set `missing`, and need no
-        gradients of the inputs in the bit set `unasked`; what those need may be `gone`."""
-        found = self.variants.get((missing, unasked))
+        gradients of the inputs in the bit set `unasked`; what those need may be `gone`. It ends at
+        the outputs with the tangents `ends`, whose gradients are its first results; raises
+        UncutError where it cannot."""
+        key = missing, unasked, ends
+        found = self.variants.get(key)
         if found is None or (gone and found.without != unasked):
-            found = self.variants[missing, unasked] = self._made(missing, unasked, gone)
+            found = self.variants[key] = self._made(*key, gone)
         return found
 
-    def _made(self, missing: int, unasked: int, gone: bool) -> _Variant:
+    def _made(self, missing: int, unasked: int, ends: tuple[int, ...], gone: bool) -> _Variant:
         special = bool(missing or unasked)
-        alike = sum(bool(key[1]) == bool(unasked) for key in self.variants)
+        alike = sum([*map(bool, k[1:])] == [bool(unasked), bool(ends)] for k in self.variants)
         reason = ""
         if special and alike >= self.limit:
             if unasked and not gone:
-                return self.variant(missing)
+                return self.variant(missing, 0, ends)
             reason = f"more than {self.limit} sets of outputs had gradients"
-        gm, takes = self.graph(missing, unasked)
+        gm, takes = self.graph(missing, unasked, ends)
         if not reason and special and self.symbolic and not _guards_are_made(gm):
             reason = "guards on symbolic sizes are still being made"
         if not reason:
@@ -79,7 +84,7 @@ class LazyBackward:
                     raise
                 reason = f"outputs had no gradient, and {error}"
         if unasked and not gone:
-            return self.variant(missing)
+            return self.variant(missing, 0, ends)
         self.log.note_plain_backward(reason)
         return _Variant(run_plainly(gm), takes, unasked)
 
@@ -87,9 +92,11 @@ class LazyBackward:
         with torch.no_grad():
             return for_custom_operators(self.compiler(gm, example_values(gm)), gm)
 
-    def graph(self, missing: int, unasked: int = 0) -> tuple[GraphModule, tuple[bool, ...]]:
+    def graph(
+        self, missing: int, unasked: int = 0, ends: tuple[int, ...] = ()
+    ) -> tuple[GraphModule, tuple[bool, ...]]:
         """The backward's graph without what the tangents in the bit set `missing` are needed for,
-        and which tangents it takes; and without the gradients of the inputs `unasked`."""
+        and which tangents it takes; without the gradients of the inputs `unasked`; to `ends`."""
         gm = self.parts.backward
         assert gm is not None
         if not missing and not unasked:
@@ -100,7 +107,7 @@ class LazyBackward:
         unreached = frozenset(
             i for i, mask in enumerate(masks) if not mask & ~missing or unasked >> i & 1
         )
-        graph, kept = backward_without(gm, saved, tangents, unreached, ~missing)
+        graph, kept = backward_without(gm, saved, tangents, unreached, ~missing, ends)
         return graph, tuple(kept[saved:])
 
 

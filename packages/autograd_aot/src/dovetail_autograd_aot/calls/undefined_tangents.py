@@ -8,7 +8,7 @@ loss beside other outputs are trained so: to run the captured graph again would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
-from dovetail_autograd_aot.graph.fast_graph import GIVEN_WITH, FastGraph, hold
+from dovetail_autograd_aot.graph.fast_graph import GIVEN_WITH, WHOLE_GRADIENT, FastGraph, hold
 from dovetail_autograd_aot.graph.op_info import draws_in_backward
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
 from dovetail_autograd_aot.trace.node_values import same_size, same_sizes
@@ -37,19 +37,25 @@ _PARTS = frozenset({aten.cat, aten.slice_scatter, aten.select_scatter})
 _FACTORIES = frozenset({aten.full, aten.scalar_tensor, aten.zeros})
 
 
+class UncutError(Exception):
+    """A backward's graph cannot end at an output."""
+
+
 def backward_without(
     gm: GraphModule,
     saved: int,
     missing: frozenset[int],
     unreached: frozenset[int],
     present: int = -1,
+    ends: Collection[int] = (),
 ) -> tuple[GraphModule, list[bool]]:
     """`gm`, a backward graph of so many saved values, with the placeholders number `missing` taken
     for zero and the gradients number `unreached` left out (None). So is taken what the user's code
     gives only with other tangents than those `present` (a bit set).
 
     Where an operator needs the zeros as a tensor, the placeholder stays. The second result tells
-    for each placeholder whether it is left.
+    for each placeholder whether it is left. With `ends`, tangents by their number, the graph ends
+    at their outputs, whose gradients come first among its results; UncutError where it cannot.
     """
     nodes: list[Node] = list(gm.graph.nodes)
     placeholders = [n for n in nodes if n.op == "placeholder"]
@@ -58,11 +64,15 @@ def backward_without(
     for node in nodes:
         if node.op == "call_function":
             found.visit(node)
+            found.end_at(node, ends)
     results: tuple[Any, ...] = nodes[-1].args[0]  # type: ignore[assignment]
+    if not found.ends.keys() >= set(ends):
+        raise UncutError("the gradient of an output is not in the graph")
+    gone = [i in unreached or (ends and not found.reached.get(g)) for i, g in enumerate(results)]
     gradients = [
-        None if i in unreached or g is None else found.stands_for.get(g, g)
-        for i, g in enumerate(results)
+        None if g is None or gone[i] else found.stands_for.get(g, g) for i, g in enumerate(results)
     ]
+    gradients[:0] = [found.ends[end] for end in ends]
     dispensable = {placeholders[i] for i in missing}
     return _rebuilt(gm, nodes, gradients, found, dispensable)
 
@@ -85,6 +95,8 @@ class _Zeros:
         self.constants: set[Node] = set()  # zeros by their nature
         self.stands_for: dict[Node, Node] = {}
         self.copies: dict[Node, Node] = {}
+        self.ends: dict[int, Node] = {}
+        self.cut: set[Node] = set()
 
     def visit(self, node: Node) -> None:
         """Learn what `node` is; its inputs were visited."""
@@ -126,6 +138,17 @@ class _Zeros:
             self.stands_for[node] = term
         elif _is_contiguous(node):
             self.copies[node] = term
+
+    def end_at(self, node: Node, ends: Collection[int]) -> None:
+        """Let the whole gradient of one of `ends` be a result, and zero for what reads it."""
+        number = WHOLE_GRADIENT.of(node)
+        if number is not None and number in ends:
+            result = self.stands_for.pop(node, node)
+            if self.reached.get(node):
+                self.ends[number] = result
+            self.reached[node] = False
+            self.zero.add(node)
+            self.cut.add(node)
 
     def _is_zero(self, node: Node, packet: Any, inputs: list[Node]) -> bool:
         first = node.args[0] if node.args else None
@@ -252,6 +275,8 @@ def _rebuilt(
             return []
         copied = found.copies.get(node)
         read = node.all_input_nodes if copied is None else [copied]
+        if not found.cut.isdisjoint(read):
+            raise UncutError(f"{node.name} needs zeros in place of a gradient")
         return [stands_for.get(n, n) for n in read]
 
     needed: set[Node] = set()
@@ -292,4 +317,4 @@ def _rebuilt(
     return _LazyGraphModule(root, graph, "Backward"), kept
 
 
-__all__ = ["backward_without"]
+__all__ = ["UncutError", "backward_without"]

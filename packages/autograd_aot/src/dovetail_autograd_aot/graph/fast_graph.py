@@ -25,6 +25,8 @@ ASKED_BY_BACKWARD: Fact[bool] = Fact("asked_by_backward")
 UNUSED: Fact[bool] = Fact("unused")
 # A placeholder: the whole storage of an input, not the input.
 WHOLE_STORAGE: Fact[bool] = Fact("whole_storage")
+# The tangent whose output's whole gradient the value is: of that tangent, and by way of others.
+WHOLE_GRADIENT: Fact[int] = Fact("whole_gradient")
 # What constant the value is made of; "" for none (see `constants`).
 CONSTANT_KIND: Fact[str] = Fact("constant_kind")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import BackwardFacts, LostGradients
-from dovetail_autograd_aot.graph.fast_graph import UNUSED
+from dovetail_autograd_aot.graph.fast_graph import UNUSED, WHOLE_GRADIENT
 from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.joint.user_backwards import UserGradients
 from dovetail_autograd_aot.outputs.output_aliasing import storage_order_strides
@@ -83,6 +83,10 @@ class JointBackward:
         seen = self.user_gradients.seen
         self.tracer.in_backward = True
         self.user_gradients.begin_backward(len(tangents))
+        hooks = [
+            root.register_hook(functools.partial(self._tell_whole, number))  # type: ignore[no-untyped-call]
+            for number, root in enumerate(self.roots)
+        ]
         try:
             with self.tracer, torch._C._DisableAutocast():
                 gradients = self._run_without_lost(tangents)
@@ -100,6 +104,9 @@ class JointBackward:
                 return again.trace()
             facts = BackwardFacts(paths.reached, connected, paths.freed, seen)
             return TracedBackward(none, facts, error=str(error))
+        finally:
+            for hook in hooks:
+                hook.remove()
         additive = self.user_gradients.are_additive()
         found = iter(gradients)
         with self.tracer, torch.no_grad():
@@ -113,6 +120,10 @@ class JointBackward:
         nodes, reached, freed = self._gradient_nodes(pieces, reached, paths.freed)
         facts = BackwardFacts(reached, connected, freed, seen, additive)
         return TracedBackward(nodes, facts, self.lost)
+
+    def _tell_whole(self, number: int, gradient: Tensor) -> None:
+        """Called with the whole gradient of root number `number`."""
+        WHOLE_GRADIENT.tell(read(self.tracer, self.tracer.traced(gradient)), number)
 
     def _without_lost(self, reached: Sequence[int]) -> JointBackward | None:
         """The backward without the paths from roots to leaves that raise an error; None if nothing

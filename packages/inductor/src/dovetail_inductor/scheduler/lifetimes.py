@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -62,35 +62,22 @@ def _mib(nbytes: int) -> str:
 def live_bytes(graph: KernelGraph, owned: frozenset[str] = frozenset()) -> LiveBytes:
     """Simulate a call in which every buffer has memory of its own from its first write to its last
     use. Of the inputs, those in `owned` count: the call frees them."""
-    buffers: Mapping[str, Buffer] = graph.buffers
     last = last_uses(graph.steps, graph.outputs)
+    lives = lifetimes(graph, owned & last.keys(), ())
     # What a scatter writes over goes on in what it writes.
     over: dict[str, str] = {}
     for name, before in scatters(graph.steps).items():
-        root = over[name] = over.get(before, before)
-        last[root] = max(last[root], last.pop(name))
-    alive = {name for name in owned if name in last}
-    total = sum(buffers[name].nbytes for name in alive)
-    at: list[int] = []
-    for position, step in enumerate(graph.steps):
-        written = {over.get(name, name) for name in writes_of(step)}
-        for name in written - alive:
-            alive.add(name)
-            total += buffers[name].nbytes
-        at.append(total)
-        for name in written.union(over.get(name, name) for name in step.reads()):
-            if name in alive and last[name] == position:
-                alive.discard(name)
-                total -= buffers[name].nbytes
+        root = over.get(before, before)
+        if root in lives.first:
+            over[name] = root
+            lives.last[root] = max(lives.last[root], lives.last[name])
+            del lives.first[name]
+    at = lives.bytes_at(lives.first)
     if not at:
         return LiveBytes((), 0, ())
     peak = max(range(len(at)), key=at.__getitem__)
-    first = {n: i for i, step in reversed(list(enumerate(graph.steps))) for n in writes_of(step)}
-    there = [
-        buffers[name]
-        for name, end in last.items()
-        if end >= peak and (name in owned or first.get(name, len(at)) <= peak)
-    ]
+    first = dict.fromkeys(lives.owned, 0) | lives.first
+    there = [graph.buffers[n] for n in first if first[n] <= peak <= (last | lives.last)[n]]
     return LiveBytes(tuple(at), peak, tuple(sorted(there, key=lambda b: (-b.nbytes, b.name))))
 
 

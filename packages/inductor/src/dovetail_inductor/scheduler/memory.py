@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
-
 from dovetail_inductor.loop_ir.loops import ExternCall
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, lifetimes
-from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab
+from dovetail_inductor.scheduler.slabs import WORTH_PART, Slab, peak_of
 from dovetail_inductor.scheduler.write_over import (
     functional_forms_over,
     scattered_over,
@@ -57,14 +55,6 @@ class MemoryPlan:
     def offsets(self) -> Mapping[str, int]:
         """Byte offsets into their slab, of the buffers that live in one."""
         return {name: offset for slab in self.slabs for name, offset in slab.offsets.items()}
-
-    @property
-    def slab_bytes(self) -> Mapping[torch.device, int]:
-        """The bytes of each device's slabs."""
-        found: dict[torch.device, int] = {}
-        for slab in self.slabs:
-            found[slab.device] = found.get(slab.device, 0) + slab.nbytes
-        return found
 
 
 def plan_memory(
@@ -128,11 +118,8 @@ def _slab_raises_peak(lives: Lifetimes, much: float) -> bool:
 def _raised_by_slabs(lives: Lifetimes) -> int:
     """How many bytes more slabs of all that may lie in some, each held for its own time, take at
     the peak than buffers that come and go."""
-    there = lives.bytes_at(lives.outside)
-    for slab in lives.slabs(allocated=lives.outside):
-        for position in range(slab.first, slab.last + 1):
-            there[position] += slab.nbytes
-    return max(there) - _peak(lives)
+    slabs = lives.slabs(allocated=lives.outside)
+    return peak_of(slabs, lives.bytes_at(lives.outside))[0] - _peak(lives)
 
 
 def _peak(lives: Lifetimes) -> int:

@@ -59,11 +59,11 @@ def cut_slabs(slab: Slab, tenants: Iterable[Tenant], outside: Sequence[int]) -> 
     slabs = [slab]
     least = _least(by_name.values(), outside)
     while len(slabs) < MOST_SLABS:
-        peak, *ends = _peak(slabs, outside)
+        peak, *ends = peak_of(slabs, outside)
         if peak - least < max(WORTH_BYTES, WORTH_PART * peak):
             break
         cuts = (cut for at in dict.fromkeys(ends) for cut in _cuts(slabs, by_name, at))
-        found = [(_peak(cut, outside)[0], cut) for cut in cuts]
+        found = [(peak_of(cut, outside)[0], cut) for cut in cuts]
         best, cut = min(found, key=lambda f: f[0], default=(peak, slabs))
         if peak - best < max(WORTH_BYTES, WORTH_PART * peak):
             break
@@ -93,7 +93,7 @@ def _cuts(slabs: list[Slab], by_name: Mapping[str, Tenant], at: int) -> Iterable
                 yield [*others, held, given_back]
 
 
-def _peak(slabs: Sequence[Slab], outside: Sequence[int]) -> tuple[int, int, int]:
+def peak_of(slabs: Sequence[Slab], outside: Sequence[int]) -> tuple[int, int, int]:
     """The most bytes at any step, and the first and the last such step. (The blocks of a network
     have one each.)"""
     there = list(outside)
@@ -160,4 +160,4 @@ def _slab(placed: list[tuple[int, int, Tenant]], device: torch.device) -> Slab:
     )
 
 
-__all__ = ["ALIGNMENT", "Slab", "Tenant", "cut_slabs", "pack"]
+__all__ = ["ALIGNMENT", "Slab", "Tenant", "cut_slabs", "pack", "peak_of"]

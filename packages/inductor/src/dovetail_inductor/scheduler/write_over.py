@@ -14,7 +14,7 @@ from dovetail_prims.graphs.functional_forms import FunctionalForm, functional_fo
 
 from dovetail_inductor.loop_ir.loops import ExternArg, ExternCall, LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, KernelGraph, Step, scatters
-from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes
+from dovetail_inductor.scheduler.lifetimes import LARGE_BYTES, Lifetimes, last_uses
 from dovetail_inductor.targets import target_of
 
 # From this size on a kernel on a GPU writes over what dies in it; less is no memory to speak of.
@@ -112,12 +112,9 @@ def take_inputs(lives: Lifetimes) -> None:
     graph = lives.graph
     large = lives.at_least(LARGE_BYTES)
     targets = {n for n in large if not graph.buffers[n].is_symbolic}
-    last: dict[str, int] = {}
+    last = last_uses(graph.steps, graph.outputs)
     for position, step in enumerate(graph.steps):
-        last |= dict.fromkeys(step.reads() & lives.owned, position)
-    leaving = {out.buffer for out in graph.outputs if isinstance(out, Strided)}
-    for position, step in enumerate(graph.steps):
-        dying = {n for n in last if last[n] == position and n not in leaving}
+        dying = {n for n in lives.owned if last.get(n) == position}
         lives.taken |= _dies_under(step, graph, targets, dying)
     lives.outside |= lives.taken.keys()
 
