@@ -17,8 +17,8 @@ import pytest
 import torch
 from dovetail_capture._frame_hook import Switched
 from dovetail_capture.errors import CaptureError
-from dovetail_capture.frames.code_facts import FactsByCode
 from dovetail_capture.frames.context import CaptureContext
+from dovetail_capture.frames.frame_versions import FactsByCode
 from dovetail_capture.options import CaptureOptions
 from torch import nn
 

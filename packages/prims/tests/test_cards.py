@@ -230,11 +230,9 @@ OTHER_FACTS = {
     "dialects/exact_comparisons.py",  # what picks elements
     "shape_rules/argument_checks/layer_requirements.py",  # sizes that fit one another
     "shape_rules/argument_checks/index_requirements.py",  # what indices and masks must be
-    "shape_rules/argument_checks/matrix_requirements.py",  # sizes that fit one another
+    "shape_rules/argument_checks/size_requirements.py",  # sizes that fit one another
     "shape_rules/argument_checks/number_requirements.py",  # numbers that a dtype must hold, options
-    "shape_rules/argument_checks/view_requirements.py",  # what may be written to a part
-    "shape_rules/overlap_checks.py",  # what eager lets overlap
-    "shape_rules/out_layouts.py",  # in which layouts eager resizes `out`
+    "shape_rules/written_memory.py",  # what eager lets overlap, in which layouts it resizes `out`
 }
 
 

@@ -29,7 +29,7 @@ from dovetail_capture.dim_marks import (
 from dovetail_capture.errors import BackendError, CaptureError, GraphBreakError, RecompileLimitError
 from dovetail_capture.export import ExportedGraph
 from dovetail_capture.extensions.installed import EXTENSIONS
-from dovetail_capture.extensions.numpy.numpy_conversions import wrap_numpy
+from dovetail_capture.extensions.numpy.numpy_arrays import wrap_numpy
 from dovetail_capture.frames.guard_filter import GuardFilterEntry
 from dovetail_capture.interpreter.library.function_table import install
 from dovetail_capture.marks import (

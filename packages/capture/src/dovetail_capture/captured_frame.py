@@ -15,7 +15,7 @@ from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import Source
 from torch.fx import GraphModule
 
-from dovetail_capture.environment.torch_settings import SettingOfGraph
+from dovetail_capture.environment.torch_state import SettingOfGraph
 from dovetail_capture.recipe import CallFunction, Effect, FrameEnd
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
+from types import CellType, CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -122,13 +123,6 @@ def ordered_keys(value: dict[Any, Any]) -> list[Any]:
     return list(dict.__iter__(value))
 
 
-def _attr(base: Any, name: str) -> Any:
-    try:
-        return getattr(base, name)
-    except Exception:
-        return MISSING
-
-
 def instance_attr(base: Any, name: str) -> Any:
     """An attribute of the instance itself, or `MISSING`."""
     held = instance_dict(base)
@@ -136,116 +130,62 @@ def instance_attr(base: Any, name: str) -> Any:
 
 
 def _item(base: Any, key: Any) -> Any:
-    try:
-        if isinstance(base, dict):
-            return dict.get(base, key, MISSING)
-        if isinstance(base, list):
-            return list.__getitem__(base, key)
-        if isinstance(base, tuple):
-            return tuple.__getitem__(base, key)
-        if isinstance(base, torch.Tensor):
-            return MISSING  # a container was in its place: its own items are read by no guard
-        return base[key]
-    except Exception:
-        return MISSING
+    if isinstance(base, dict):
+        return dict.get(base, key, MISSING)
+    if isinstance(base, list):
+        return list.__getitem__(base, key)
+    if isinstance(base, tuple):
+        return tuple.__getitem__(base, key)
+    if isinstance(base, torch.Tensor):
+        return MISSING  # a container was in its place: its own items are read by no guard
+    return base[key]
 
 
-def _dict_key(base: Any, index: int) -> Any:
-    if not isinstance(base, dict):
-        return MISSING
-    keys = ordered_keys(base)
-    return keys[index] if 0 <= index < len(keys) else MISSING
+def _argument(source: s.LocalSource, frame: FrameView) -> Any:
+    return frame.args[argument_names(frame.func.__code__).index(source.name)]
 
 
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents if type(cell) is _CELL else MISSING
-    except ValueError:  # an empty cell
-        return MISSING
-
-
-_CELL = type((lambda x: lambda: x)(0).__closure__[0])  # type: ignore[index]
-
-
-def _closure(name: str, frame: FrameView) -> Any:
-    names = frame.func.__code__.co_freevars
+def _closure_cell(source: s.ClosureSource, frame: FrameView) -> Any:
     cells = frame.func.__closure__ or ()
-    return _cell(cells[names.index(name)]) if name in names else MISSING
+    return cells[frame.func.__code__.co_freevars.index(source.name)].cell_contents
 
 
-def _local(name: str, frame: FrameView) -> Any:
-    names = argument_names(frame.func.__code__)
-    if name not in names:
-        return MISSING
-    position = names.index(name)
-    return frame.args[position] if position < len(frame.args) else MISSING
+def _computed(source: ComputedSource, frame: FrameView) -> Any:
+    found = [evaluate(part, frame) for _, part in source.symbols]
+    return MISSING if MISSING in found else source.of(*found)
 
 
-def _size(base: Any, dim: int, read: Any = torch._C.TensorBase.size) -> Any:
-    if not isinstance(base, torch.Tensor):
-        return MISSING
-    try:
-        return read(base, dim)
-    except Exception:
-        return MISSING
+# What gives the value of a source: of the frame, or of what its base gave.
+_OF_FRAME: dict[type[s.Source], Callable[[Any, Any], Any]] = {
+    s.LocalSource: _argument,
+    s.ClosureSource: _closure_cell,
+    s.GlobalSource: lambda source, frame: dict.get(frame.func.__globals__, source.name, MISSING),
+    s.BuiltinSource: lambda source, frame: dict.get(frame.func.__builtins__, source.name, MISSING),
+    s.ObjectSource: lambda source, frame: source.obj,
+    ComputedSource: _computed,
+}
+_CONTENTS: Any = CellType.__dict__["cell_contents"]
+_OF_BASE: dict[type[s.Source], Callable[[Any, Any], Any]] = {
+    s.AttrSource: lambda source, base: getattr(base, source.name),
+    s.InstanceAttrSource: lambda source, base: instance_attr(base, source.name),
+    s.ItemSource: lambda source, base: _item(base, source.key),
+    s.DictKeySource: lambda source, base: ordered_keys(base)[source.index],
+    s.TypeSource: lambda source, base: type(base),
+    s.CellContentsSource: lambda source, base: _CONTENTS.__get__(base),
+    s.SizeSource: lambda source, base: torch._C.TensorBase.size(base, source.dim),
+    s.StrideSource: lambda source, base: torch._C.TensorBase.stride(base, source.dim),
+    s.FlattenSource: lambda source, base: base.__tensor_flatten__(),
+    s.IteratorSource: lambda source, base: ITERATOR_READERS[source.part](base),
+}
 
 
 def evaluate(source: s.Source, frame: FrameView) -> Any:
     """The value of a source in a frame, or `MISSING`."""
-    match source:
-        case s.LocalSource(name):
-            return _local(name, frame)
-        case s.ClosureSource(name):
-            return _closure(name, frame)
-        case s.GlobalSource(name):
-            return dict.get(frame.func.__globals__, name, MISSING)
-        case s.BuiltinSource(name):
-            builtins: Any = frame.func.__builtins__  # type: ignore[attr-defined,unused-ignore]
-            return dict.get(builtins, name, MISSING)
-        case s.ObjectSource():
-            return source.obj
-        case ComputedSource(_, _, symbols):
-            found = [evaluate(part, frame) for _, part in symbols]
-            try:
-                return MISSING if MISSING in found else source.of(*found)
-            except (ArithmeticError, ValueError, TypeError):
-                return MISSING
-    base = evaluate(source.base, frame)  # type: ignore[attr-defined]
-    if base is MISSING:
-        return MISSING
-    match source:
-        case s.AttrSource(_, name):
-            return _attr(base, name)
-        case s.InstanceAttrSource(_, name):
-            return instance_attr(base, name)
-        case s.ItemSource(_, key):
-            return _item(base, key)
-        case s.DictKeySource(_, index):
-            return _dict_key(base, index)
-        case s.TypeSource():
-            return type(base)
-        case s.CellContentsSource():
-            return _cell(base)
-        case s.SizeSource(_, dim):
-            return _size(base, dim)
-        case s.StrideSource(_, dim):
-            return _size(base, dim, torch._C.TensorBase.stride)
-        case s.FlattenSource():
-            return _flatten(base)
-        case s.IteratorSource(_, part):
-            return _iterator_part(base, part)
-    raise TypeError(f"no evaluation rule for {type(source).__name__}")
-
-
-def _flatten(base: Any) -> Any:
+    given: Any = frame
+    read = _OF_FRAME.get(type(source))
+    if read is None:
+        read, given = _OF_BASE[type(source)], evaluate(source.base, frame)  # type: ignore[attr-defined]
     try:
-        return base.__tensor_flatten__()
-    except Exception:
-        return MISSING
-
-
-def _iterator_part(base: Any, part: str) -> Any:
-    try:
-        return ITERATOR_READERS[part](base)
+        return MISSING if given is MISSING else read(source, given)
     except Exception:
         return MISSING

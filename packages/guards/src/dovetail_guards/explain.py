@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,50 +74,7 @@ def _tensor_text(clause: c.TensorIs) -> str:
 
 def clause_text(clause: c.Clause) -> str:
     """The clause as a person would write it."""
-    match clause:
-        case c.TypeIs():
-            return f"type({clause.source}) is {_name(clause.type_)}"
-        case c.IdIs():
-            return f"{clause.source} is {short(clause.obj)}"
-        case c.ConstantIs():
-            return f"{clause.source} == {short(clause.value)}"
-        case c.LengthIs():
-            return f"len({clause.source}) == {clause.length}"
-        case c.DictKeysAre():
-            return f"list({clause.source}) == {short(list(clause.keys))}"
-        case c.HasKey():
-            return f"{clause.key!r} {'in' if clause.present else 'not in'} {clause.source}"
-        case c.HasInstanceAttr():
-            word = "in" if clause.present else "not in"
-            return f"{clause.name!r} {word} {clause.source}.__dict__"
-        case c.SlotIsEmpty():
-            return f"{clause.source}.{clause.name} is not set"
-        case c.NoAccumulatorHooks():
-            return f"no hooks on the node that accumulates the gradient of {clause.source}"
-        case c.ClassAttrsAre():
-            return f"attributes of {clause.source}: {', '.join(row[0] for row in clause.attrs)}"
-        case c.FunctionIs():
-            return f"code and defaults of {clause.source}"
-        case c.GlobalPresent():
-            return f"{clause.name!r} {'in' if clause.present else 'not in'} globals"
-        case c.TensorIs():
-            return _tensor_text(clause)
-        case c.SameObject():
-            return f"{_names(clause.sources)} are one object"
-        case c.DistinctObjects():
-            return f"{_names(clause.sources)} are different objects"
-        case c.DistinctStorage():
-            return f"{_names(clause.sources)} share no storage"
-        case c.TorchState():
-            return f"torch's {clause.name} is {short(clause.value)}"
-        case c.AbstractAnswers():
-            return " and ".join(
-                f"{cls.__qualname__} is {'a' if answer else 'no'} subclass of {other.__qualname__}"
-                for cls, other, answer in clause.answers
-            )
-        case c.ShapeRelation():
-            return _relation_text(clause)
-    return str(clause)
+    return _TEXTS.get(type(clause), str)(clause)
 
 
 def _relation_text(clause: c.ShapeRelation) -> str:
@@ -138,6 +95,42 @@ def _float_relation_text(relation: BoolExpr, source: Any) -> str:
     # The neighbour of a short number is long: what was compared with is the shorter one.
     short = len(plain) <= len(strict) or strict == "nan"
     return f"{source} {sign} {plain}" if short else f"{source} {sign[0]} {strict}"
+
+
+def _presence(clause: Any) -> str:
+    return "in" if clause.present else "not in"
+
+
+_TEXTS: dict[type[c.Clause], Callable[[Any], str]] = {
+    c.TypeIs: lambda clause: f"type({clause.source}) is {_name(clause.type_)}",
+    c.IdIs: lambda clause: f"{clause.source} is {short(clause.obj)}",
+    c.ConstantIs: lambda clause: f"{clause.source} == {short(clause.value)}",
+    c.LengthIs: lambda clause: f"len({clause.source}) == {clause.length}",
+    c.DictKeysAre: lambda clause: f"list({clause.source}) == {short(list(clause.keys))}",
+    c.HasKey: lambda clause: f"{clause.key!r} {_presence(clause)} {clause.source}",
+    c.HasInstanceAttr: lambda clause: (
+        f"{clause.name!r} {_presence(clause)} {clause.source}.__dict__"
+    ),
+    c.SlotIsEmpty: lambda clause: f"{clause.source}.{clause.name} is not set",
+    c.NoAccumulatorHooks: lambda clause: (
+        f"no hooks on the node that accumulates the gradient of {clause.source}"
+    ),
+    c.ClassAttrsAre: lambda clause: (
+        f"attributes of {clause.source}: {', '.join(row[0] for row in clause.attrs)}"
+    ),
+    c.FunctionIs: lambda clause: f"code and defaults of {clause.source}",
+    c.GlobalPresent: lambda clause: f"{clause.name!r} {_presence(clause)} globals",
+    c.TensorIs: _tensor_text,
+    c.SameObject: lambda clause: f"{_names(clause.sources)} are one object",
+    c.DistinctObjects: lambda clause: f"{_names(clause.sources)} are different objects",
+    c.DistinctStorage: lambda clause: f"{_names(clause.sources)} share no storage",
+    c.TorchState: lambda clause: f"torch's {clause.name} is {short(clause.value)}",
+    c.AbstractAnswers: lambda clause: " and ".join(
+        f"{cls.__qualname__} is {'a' if answer else 'no'} subclass of {other.__qualname__}"
+        for cls, other, answer in clause.answers
+    ),
+    c.ShapeRelation: _relation_text,
+}
 
 
 def explain(clause: c.Clause, frame: FrameView) -> GuardFailure:
@@ -164,11 +157,15 @@ def _of_value(clause: c.Clause, subject: str, wanted: Any, found: Any, hint: str
     return GuardFailure(clause, text, hint, subject, was, now)
 
 
+def _other_dims(wanted: Sequence[int | None], found: Sequence[Any]) -> list[int]:
+    pairs = enumerate(zip(wanted, found, strict=True))
+    return [dim for dim, (was, now) in pairs if was is not None and was != now]
+
+
 def _of_tensor(clause: c.TensorIs, name: str, wanted: Any, found: Any) -> GuardFailure:
     hint = _tensor_hint(clause, name, found)
     if name in ("sizes", "strides") and len(wanted) == len(found):
-        pairs = enumerate(zip(wanted, found, strict=True))
-        others = [dim for dim, (was, now) in pairs if was is not None and was != now]
+        others = _other_dims(wanted, found)
         if len(others) == 1:
             (dim,) = others
             subject = f"{clause.source}.{name[:-1]}({dim})"
@@ -250,11 +247,7 @@ def _seen_and_hint(clause: c.Clause, frame: FrameView) -> tuple[str, str]:
 
 def _tensor_hint(clause: c.TensorIs, name: str, found: Any) -> str:
     if name == "sizes" and len(found) == len(clause.sizes):
-        dims = [
-            i
-            for i, (e, v) in enumerate(zip(clause.sizes, found, strict=True))
-            if e is not None and e != v
-        ]
+        dims = _other_dims(clause.sizes, found)
         return f"mark_dynamic({clause.source}, {dims[0] if len(dims) == 1 else dims})"
     if name == "sizes":
         return "each rank (number of dimensions) is compiled separately"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from types import CodeType, FunctionType
 from typing import Any, Protocol, cast
 
@@ -129,7 +130,7 @@ _ATTR, _INSTANCE_ATTR, _ITEM, _DICT_KEY, _TYPE, _CELL, _SIZE, _FLATTEN, _CALL = 
 _TYPE_IS, _ID_IS, _CONSTANT_IS, _LENGTH_IS, _DICT_KEYS, _HAS_KEY, _HAS_ATTR, _TENSOR_IS = range(8)
 _CLASS_ATTRS, _FUNCTION_IS, _SLOT_EMPTY, _NO_ACCUMULATOR_HOOKS, _NO_OWN_ATTRS = range(8, 13)
 _STRIDES = 1 << 16  # a dimension from here on is a stride's (kStrides in csrc/tensor_view.h)
-_SAME_OBJECT, _DISTINCT_OBJECTS, _DISTINCT_STORAGE, _SHAPE, _COMPUTED = range(5)
+_SHAPE, _COMPUTED = range(3, 5)
 
 
 def _flags(value: tuple[bool, ...]) -> int:
@@ -167,6 +168,48 @@ _STATES: dict[str, tuple[int, Callable[[Any], int | None], bool]] = {
     # Without a torch-function mode no default device is in force.
     "default_device": (6, lambda value: 0 if value == torch.device("cpu") else None, False),
 }
+
+
+# Of a source with a base: its step, with its key and its index.
+_STEPS: dict[type[s.Source], Callable[[Any], tuple[int, Any, int]]] = {
+    s.AttrSource: lambda source: (_ATTR, source.name, 0),
+    s.InstanceAttrSource: lambda source: (_INSTANCE_ATTR, source.name, 0),
+    s.ItemSource: lambda source: (_ITEM, source.key, 0),
+    s.DictKeySource: lambda source: (_DICT_KEY, None, source.index),
+    s.TypeSource: lambda source: (_TYPE, None, 0),
+    s.CellContentsSource: lambda source: (_CELL, None, 0),
+    s.SizeSource: lambda source: (_SIZE, None, source.dim),
+    s.StrideSource: lambda source: (_SIZE, None, source.dim + _STRIDES),
+    s.FlattenSource: lambda source: (_FLATTEN, None, 0),
+    s.IteratorSource: lambda source: (_CALL, ITERATOR_READERS[source.part], 0),
+}
+_tensor_table = attrgetter(
+    "type_", "dtype", "device", "layout", "requires_grad", "is_conj", "is_neg", "sizes", "strides"
+)
+# Of a clause on one source: its check, with what is looked for and a number.
+_CHECKS: dict[type[c.Clause], Callable[[Any], tuple[int, Any, int]]] = {
+    c.TypeIs: lambda clause: (_TYPE_IS, clause.type_, 0),
+    c.IdIs: lambda clause: (
+        (_ID_IS, clause.key, 2) if clause.by_address else (_ID_IS, clause.obj, int(clause.is_weak))
+    ),
+    c.ConstantIs: lambda clause: (_CONSTANT_IS, clause.value, 0),
+    c.LengthIs: lambda clause: (_LENGTH_IS, None, clause.length),
+    c.DictKeysAre: lambda clause: (_DICT_KEYS, clause.keys, 0),
+    c.HasKey: lambda clause: (_HAS_KEY, clause.key, int(clause.present)),
+    c.HasInstanceAttr: lambda clause: (_HAS_ATTR, clause.name, int(clause.present)),
+    c.TensorIs: lambda clause: (_TENSOR_IS, _tensor_table(clause), 0),
+    c.SlotIsEmpty: lambda clause: (_SLOT_EMPTY, clause.name, 0),
+    c.NoAccumulatorHooks: lambda clause: (_NO_ACCUMULATOR_HOOKS, None, 0),
+    c.ClassAttrsAre: lambda clause: (_CLASS_ATTRS, clause.attrs, 0),
+    c.FunctionIs: lambda clause: (
+        _FUNCTION_IS,
+        (clause.code, clause.defaults, clause.kwdefaults),
+        0,
+    ),
+}
+_RELATIONS: dict[type[c.Clause], int] = {
+    c.SameObject: 0, c.DistinctObjects: 1, c.DistinctStorage: 2,
+}  # fmt: skip
 
 
 class _Builder:
@@ -210,88 +253,36 @@ class _Builder:
                 return self._node(source, _ITEM, builtins, name, 0)
             case s.ObjectSource(obj):
                 return self._node(source, _OBJECT, -1, obj, 0)
-        base = self.node(source.base)  # type: ignore[attr-defined]
-        match source:
-            case s.AttrSource(_, name):
-                return self._node(source, _ATTR, base, name, 0)
-            case s.InstanceAttrSource(_, name):
-                return self._node(source, _INSTANCE_ATTR, base, name, 0)
-            case s.ItemSource(_, key):
-                return self._node(source, _ITEM, base, key, 0)
-            case s.DictKeySource(_, index):
-                return self._node(source, _DICT_KEY, base, None, index)
-            case s.TypeSource():
-                return self._node(source, _TYPE, base, None, 0)
-            case s.CellContentsSource():
-                return self._node(source, _CELL, base, None, 0)
-            case s.SizeSource(_, dim):
-                return self._node(source, _SIZE, base, None, dim)
-            case s.StrideSource(_, dim):
-                return self._node(source, _SIZE, base, None, dim + _STRIDES)
-            case s.FlattenSource():
-                return self._node(source, _FLATTEN, base, None, 0)
-            case s.IteratorSource(_, part):
-                return self._node(source, _CALL, base, ITERATOR_READERS[part], 0)
-        raise TypeError(f"no native rule for {type(source).__name__}")
+        step, key, index = _STEPS[type(source)](source)
+        return self._node(source, step, self.node(source.base), key, index)  # type: ignore[attr-defined]
 
-    def _check(self, source: s.Source, kind: int, obj: Any, number: int = 0) -> None:
+    def _check(self, source: s.Source, kind: int, obj: Any, number: int) -> None:
         self.checks.append((self.node(source), kind, obj, number))
 
     def add(self, clause: c.Clause) -> None:
         """Enter one clause into the tables."""
         match clause:
-            case c.TypeIs():
-                self._check(clause.source, _TYPE_IS, clause.type_)
-            case c.IdIs():
-                if clause.by_address:
-                    self._check(clause.source, _ID_IS, clause.key, 2)
-                else:
-                    self._check(clause.source, _ID_IS, clause.obj, int(clause.is_weak))
-            case c.ConstantIs():
-                self._check(clause.source, _CONSTANT_IS, clause.value)
-            case c.LengthIs():
-                self._check(clause.source, _LENGTH_IS, None, clause.length)
-            case c.DictKeysAre():
-                self._check(clause.source, _DICT_KEYS, tuple(clause.keys))
-            case c.HasKey():
-                self._check(clause.source, _HAS_KEY, clause.key, int(clause.present))
             case c.HasInstanceAttr(present=False) if clause.source in self.tensors:
                 self.absent.setdefault(clause.source, []).append(clause.name)
-            case c.HasInstanceAttr():
-                self._check(clause.source, _HAS_ATTR, clause.name, int(clause.present))
             case c.GlobalPresent():
                 node = self.globals_()
                 self.checks.append((node, _HAS_KEY, clause.name, int(clause.present)))
-            case c.TensorIs():
-                self._check(clause.source, _TENSOR_IS, _tensor_table(clause))
-            case c.SlotIsEmpty():
-                self._check(clause.source, _SLOT_EMPTY, clause.name)
-            case c.NoAccumulatorHooks():
-                self._check(clause.source, _NO_ACCUMULATOR_HOOKS, None)
-            case c.ClassAttrsAre():
-                self._check(clause.source, _CLASS_ATTRS, clause.attrs)
-            case c.FunctionIs():
-                parts = (clause.code, clause.defaults, clause.kwdefaults)
-                self._check(clause.source, _FUNCTION_IS, parts)
             case c.TorchState():
                 self._state(clause)
             case c.AbstractAnswers():
                 self.states.append((-1, None, False, _asked_again(clause), True))
-            case c.SameObject():
-                self._relation(_SAME_OBJECT, clause.sources)
-            case c.DistinctObjects():
-                self._relation(_DISTINCT_OBJECTS, clause.sources)
-            case c.DistinctStorage():
-                self._relation(_DISTINCT_STORAGE, clause.sources)
+            case c.SameObject() | c.DistinctObjects() | c.DistinctStorage():
+                operands = tuple((self.node(source), None) for source in clause.sources)
+                self.relations.append((_RELATIONS[type(clause)], operands, (), 0))
             case c.ShapeRelation():
                 self._shape(clause)
             case _:
-                raise TypeError(f"no native rule for {type(clause).__name__}")
+                self._check(clause.source, *_CHECKS[type(clause)](clause))  # type: ignore[attr-defined]
 
     def finish(self) -> None:
         """Enter what several clauses say together."""
         for source, names in self.absent.items():
-            self._check(source, _NO_OWN_ATTRS, tuple(names))
+            self._check(source, _NO_OWN_ATTRS, tuple(names), 0)
 
     def _state(self, clause: c.TorchState) -> None:
         number, code, exact = _STATES.get(clause.name, (-1, lambda value: None, False))
@@ -299,10 +290,6 @@ class _Builder:
         if expected is None:
             number = -1
         self.states.append((number, expected, exact, READERS[clause.name], clause.value))
-
-    def _relation(self, kind: int, sources: tuple[s.Source, ...]) -> None:
-        operands = tuple((self.node(source), None) for source in sources)
-        self.relations.append((kind, operands, (), 0))
 
     def _shape(self, clause: c.ShapeRelation) -> None:
         check = computed.holds(clause.expr, clause.symbols)
@@ -341,20 +328,6 @@ def _asked_again(clause: c.AbstractAnswers) -> Callable[[], bool]:
         return True
 
     return holds
-
-
-def _tensor_table(clause: c.TensorIs) -> tuple[Any, ...]:
-    return (
-        clause.type_,
-        clause.dtype,
-        clause.device,
-        clause.layout,
-        clause.requires_grad,
-        clause.is_conj,
-        clause.is_neg,
-        tuple(clause.sizes),
-        None if clause.strides is None else tuple(clause.strides),
-    )
 
 
 def compile_guards(clauses: Sequence[c.Clause], code: CodeType) -> NativeGuard:

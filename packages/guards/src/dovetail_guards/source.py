@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class Source:
     """Base of all sources. `str(source)` reads as its user writes it: `self.layers[0].weight`."""
+
+    text: ClassVar[str] = "{0!r}"
+    """How it reads, a format of the source itself."""
+
+    def __str__(self) -> str:
+        return self.text.format(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # A remembered hash holds in one process only.
@@ -38,9 +44,7 @@ class ClosureSource(Source):
     """The contents of the frame function's closure cell called `name`."""
 
     name: str
-
-    def __str__(self) -> str:
-        return self.name
+    text = "{0.name}"
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,7 @@ class ClosureCellSource(Source):
     closures and writing `nonlocal` names. Guards speak of its contents (`ClosureSource`)."""
 
     name: str
-
-    def __str__(self) -> str:
-        return f"closure_cell.{self.name}"
+    text = "closure_cell.{0.name}"
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,7 @@ class GlobalSource(Source):
     """`name` in the frame's globals."""
 
     name: str
-
-    def __str__(self) -> str:
-        return self.name
+    text = "{0.name}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ class BuiltinSource(Source):
     """`name` in the frame's builtins; guarded together with its absence from the globals."""
 
     name: str
-
-    def __str__(self) -> str:
-        return self.name
+    text = "{0.name}"
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,10 @@ class ObjectSource(Source):
     obj: Any = field(compare=False, hash=False)
     label: str = field(compare=False)
     key: int = field(init=False)
+    text = "{0.label}"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", id(self.obj))
-
-    def __str__(self) -> str:
-        return self.label
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,7 @@ class AttrSource(Source):
 
     base: Source
     name: str
-
-    def __str__(self) -> str:
-        return f"{self.base}.{self.name}"
+    text = "{0.base}.{0.name}"
 
 
 @dataclass(frozen=True)
@@ -109,9 +103,7 @@ class InstanceAttrSource(Source):
 
     base: Source
     name: str
-
-    def __str__(self) -> str:
-        return f"{self.base}.{self.name}"
+    text = "{0.base}.{0.name}"
 
 
 @dataclass(frozen=True)
@@ -161,9 +153,7 @@ class DictKeySource(Source):
 
     base: Source
     index: int
-
-    def __str__(self) -> str:
-        return f"list({self.base})[{self.index}]"
+    text = "list({0.base})[{0.index}]"
 
 
 @dataclass(frozen=True)
@@ -171,9 +161,7 @@ class TypeSource(Source):
     """`type(base)`."""
 
     base: Source
-
-    def __str__(self) -> str:
-        return f"type({self.base})"
+    text = "type({0.base})"
 
 
 @dataclass(frozen=True)
@@ -181,9 +169,7 @@ class CellContentsSource(Source):
     """`base.cell_contents` of a cell object."""
 
     base: Source
-
-    def __str__(self) -> str:
-        return f"{self.base}.cell_contents"
+    text = "{0.base}.cell_contents"
 
 
 @dataclass(frozen=True)
@@ -192,9 +178,7 @@ class SizeSource(Source):
 
     base: Source
     dim: int
-
-    def __str__(self) -> str:
-        return f"{self.base}.size({self.dim})"
+    text = "{0.base}.size({0.dim})"
 
 
 @dataclass(frozen=True)
@@ -203,9 +187,7 @@ class StrideSource(Source):
 
     base: Source
     dim: int
-
-    def __str__(self) -> str:
-        return f"{self.base}.stride({self.dim})"
+    text = "{0.base}.stride({0.dim})"
 
 
 @dataclass(frozen=True)
@@ -214,9 +196,7 @@ class FlattenSource(Source):
     names of the attributes that hold them and a context."""
 
     base: Source
-
-    def __str__(self) -> str:
-        return f"{self.base}.__tensor_flatten__()"
+    text = "{0.base}.__tensor_flatten__()"
 
 
 @dataclass(frozen=True)
@@ -226,9 +206,7 @@ class IteratorSource(Source):
 
     base: Source
     part: str
-
-    def __str__(self) -> str:
-        return f"{self.part}({self.base})"
+    text = "{0.part}({0.base})"
 
 
 def _remember_hash(class_: type[Source]) -> None:

@@ -14,7 +14,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.graphs.functional_forms import absent_arguments, functional_form
 from dovetail_prims.shape_rules.layout import empty_like_strides
-from dovetail_prims.shape_rules.out_layouts import lays_resized
+from dovetail_prims.shape_rules.written_memory import lays_resized
 from torch import Tensor
 from torch._ops import OpOverload
 

@@ -21,8 +21,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload
 
 from dovetail_capture.interpreter.graph.recorder import Policy
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, inlining
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN

@@ -19,14 +19,12 @@ from dovetail_prims.node_facts import CHECKPOINT
 
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
 from dovetail_capture.interpreter.library.torch_functions.tensor_hooks import is_used, too_late
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
-from dovetail_capture.interpreter.values.functions import HandleValue
-from dovetail_capture.interpreter.values.hooks import Hooked
+from dovetail_capture.interpreter.values.functions import HandleValue, Hooked
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 # --- interpreted ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dovetail_capture.extensions.numpy import array_operators, numpy_functions
 from dovetail_capture.extensions.optimizers import driven_steps, optimizers
 from dovetail_capture.extensions.transforms import derivatives, transforms
 from dovetail_capture.extensions.triton import triton_launches
-from dovetail_capture.interpreter.machine.handler_types import Extension
+from dovetail_capture.interpreter.machine.machine import Extension
 
 EXTENSIONS = (
     Extension("autograd.Function", autograd_functions.HANDLERS),

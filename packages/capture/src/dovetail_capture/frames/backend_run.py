@@ -19,23 +19,17 @@ from dovetail_prims.graphs.backend_traits import first_symbolic_node, runs_graph
 from dovetail_prims.node_facts import OPERATION, blamed
 
 from dovetail_capture.captured_frame import CapturedFrame
-from dovetail_capture.environment.torch_settings import under
 from dovetail_capture.environment.torch_state import (
     no_function_modes,
     outside_of_modes,
     torch_state_kept,
+    under,
 )
 from dovetail_capture.errors import BackendError, CaptureError, place_of
-from dovetail_capture.frames.code_facts import CodeFacts
+from dovetail_capture.frames.frame_versions import CodeFacts
 from dovetail_capture.knobs import OnError
+from dovetail_capture.reporting import failures
 from dovetail_capture.reporting.compile_log import CompileLog
-from dovetail_capture.reporting.failures import (
-    error_of_program,
-    failure_of,
-    is_mistake,
-    note_failure,
-    place_in,
-)
 from dovetail_capture.reporting.program_warnings import OperatorWarnings
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -106,7 +100,7 @@ def run_backend(
     except CaptureError:
         raise
     except Exception as error:
-        own = error_of_program(error)
+        own = failures.error_of_program(error)
         if own is not None:
             raise own from own.__cause__
         if symbol is not None:
@@ -157,7 +151,7 @@ def _uncompiled(
     assert graph is not None
     compiler = traits_of(backend).compiler
     recovers = asked.suppressed or (compiler and asked.on_error == "run_uncompiled")
-    mistake = compiler and is_mistake(error)
+    mistake = compiler and failures.is_mistake(error)
     if recovers and mistake:
         _note(error, code, graph, log)
     if recovers or not mistake:
@@ -189,13 +183,13 @@ def _ask_for_another(
 
 def _note(error: Exception, code: CodeType, graph: torch.fx.GraphModule, log: CompileLog) -> None:
     """Keep an internal error, and warn of it."""
-    failure = failure_of("compiling a graph", error, _place(code, graph, error), graph)
-    note_failure(log.failures, failure)
+    failure = failures.failure_of("compiling a graph", error, _place(code, graph, error), graph)
+    failures.note_failure(log.failures, failure)
 
 
 def _place(code: CodeType, graph: torch.fx.GraphModule, error: Exception) -> str:
     """The function, and the line that the error is about, or else the graph's first."""
-    return f"{place_of(code)}, at {place_in(graph, blamed(error))}"
+    return f"{place_of(code)}, at {failures.place_in(graph, blamed(error))}"
 
 
 def _way_round(graph: torch.fx.GraphModule, error: Exception, asked: Asked) -> str:

@@ -21,9 +21,8 @@ from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 
 from dovetail_capture import _frame_hook
-from dovetail_capture.bytecode.continuation import ContinuationCache, Resumption
+from dovetail_capture.bytecode.continuation import ContinuationCache, Resumption, leave_blocks
 from dovetail_capture.bytecode.continuation_state import CannotResume
-from dovetail_capture.bytecode.unwinding import leave_blocks
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.environment.callers import place_of_caller, users_part
 from dovetail_capture.environment.python_state import handlers_raise, replaced_builtin
@@ -63,8 +62,12 @@ from dovetail_capture.knobs import FULL_TRACEBACKS
 from dovetail_capture.marks import is_disabled, without_others_marks
 from dovetail_capture.options import CaptureOptions
 from dovetail_capture.replacement.replacement_code import build_replacement
-from dovetail_capture.reporting.artifacts import tell_of_frame, tell_of_graph
-from dovetail_capture.reporting.compile_log import CompileLog, FrameRecord
+from dovetail_capture.reporting.compile_log import (
+    CompileLog,
+    FrameRecord,
+    tell_of_frame,
+    tell_of_graph,
+)
 from dovetail_capture.reporting.failures import error_of_program, failure_of, note_failure
 from dovetail_capture.reporting.program_warnings import operator_blocks_end
 from dovetail_capture.skip import (
@@ -77,13 +80,11 @@ from dovetail_capture.stance import breaks_are_errors, current_stance, forced_ba
 
 Capture = Callable[..., CapturedFrame]
 
-
 _OPEN_CHECKPOINT = (
     "{}: a module whose hooks checkpoint it (torch.distributed._composable.checkpoint) in a "
     "compiled function: its backward computes it again without what is compiled, and would take "
     "other tensors than were saved for those that were; call torch.utils.checkpoint.checkpoint"
 )
-
 
 _BUILTINS = builtins.__dict__
 _OTHER_BUILTINS = "called where `{}` is not Python's own, it runs uncaptured"
@@ -361,10 +362,8 @@ class CaptureContext(FrameVersions):
         except CaptureError:
             self.log.add("error", code, "capture")
             raise
-        except ModuleToInitialise:
-            raise
         except Exception as error:
-            if error_of_program(error) is not None:
+            if isinstance(error, ModuleToInitialise) or error_of_program(error) is not None:
                 raise
             self.log.add("error", code, f"capture: {error!r}")
             raise InternalError(

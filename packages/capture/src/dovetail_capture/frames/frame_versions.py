@@ -1,12 +1,15 @@
 """The compiled versions of frames: what is known of them, why none fits a call, and how many there
-may be."""
+may be.
+
+What a capture context knows of each code object it forgets when the code dies.
+"""
 
 from __future__ import annotations
 
 import linecache
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import CodeType, FunctionType
 from typing import Any, Self
 
@@ -18,25 +21,105 @@ from dovetail_guards.process_lock import ProcessLock
 from dovetail_prims.artifact_log import tell
 
 from dovetail_capture import _frame_hook
+from dovetail_capture._frame_hook import Entry
 from dovetail_capture.bytecode.continuation import ContinuationCache
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.environment.callers import warn_caller
 from dovetail_capture.environment.torch_switches import captures_data
 from dovetail_capture.errors import InternalError, RecompileLimitError, place_of
-from dovetail_capture.frames.code_facts import CodeFacts, FactsByCode, Version
 from dovetail_capture.frames.guard_filter import GuardFilter
 from dovetail_capture.frames.recompiles import (
     MadeFor,
     changed_sizes,
+    gone_objects,
     replaced_objects,
     same_case,
     sizes_of,
     wants_gone_tensor,
 )
-from dovetail_capture.interpreter.machine.handler_types import Substitute
-from dovetail_capture.options import CaptureOptions
+from dovetail_capture.interpreter.machine.machine import Substitute
+from dovetail_capture.options import CaptureOptions, Learned
 from dovetail_capture.reporting.compile_log import Change, CompileLog
 from dovetail_capture.stance import breaks_are_errors
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """One compiled version of a code object. The hook owns its entry."""
+
+    guards: GuardSet
+    made_for: MadeFor
+    entry: weakref.ref[Entry]
+
+
+@dataclass(eq=False)
+class CodeFacts:
+    """What is known of one code object."""
+
+    # (Replaced as a whole: a version goes when an object dies that it is for, at any time.)
+    versions: tuple[Version, ...] = ()
+    # Versions for parameters that are no more: the next one, which takes any, is to replace them.
+    stale: tuple[Version, ...] = ()
+    sizes: frozenset[tuple[str, int]] = frozenset()  # those that change from call to call
+    replaced: frozenset[str] = frozenset()  # modules and functions that do
+    has_graph: bool = False  # some version has a graph, or breaks
+    plain_floats: bool = False  # its floats are not to be symbolic
+    refused: dict[int, str] = field(default_factory=dict)  # operations the backend cannot compile
+    told: set[str] = field(default_factory=set)  # why some calls run uncaptured, as the log says
+    # Objects that versions are for, by the version.
+    watched: dict[Version, list[weakref.ref[Any]]] = field(default_factory=dict)
+    eager_sizes: dict[tuple[str, int], int] | None = None  # of a first call that ran uncompiled
+
+    @property
+    def guards(self) -> list[GuardSet]:
+        """Those of the compiled versions, in the order of checking."""
+        return [version.guards for version in self.versions]
+
+    @property
+    def learned(self) -> Learned:
+        """What the next capture is told."""
+        return Learned(self.sizes, self.replaced, self.plain_floats, self.refused)
+
+    def drop(self, version: Version) -> None:
+        """Forget a version, because an object died that it was for."""
+        self.versions = tuple(v for v in self.versions if v is not version)
+        self.watched.pop(version, None)
+        self.replaced |= gone_objects(version.guards, version.made_for)
+
+
+class FactsByCode:
+    """The facts of code objects by identity: another code may get the id of one that died."""
+
+    def __init__(self) -> None:
+        self._facts: dict[int, CodeFacts] = {}
+        self._alive: dict[int, weakref.ref[CodeType]] = {}
+
+    def of(self, code: CodeType) -> CodeFacts:
+        """The facts of `code`, which the caller may change."""
+        key = id(code)
+        found = self._facts.get(key)
+        if found is None:
+            owner = weakref.ref(self)
+
+            def forget(_: Any) -> None:
+                table = owner()
+                if table is not None:
+                    table._facts.pop(key, None)
+                    table._alive.pop(key, None)
+
+            found = self._facts[key] = CodeFacts()
+            self._alive[key] = weakref.ref(code, forget)
+        return found
+
+    def all(self) -> list[CodeFacts]:
+        """The facts of every code object, in the order in which they were met."""
+        return list(self._facts.values())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._facts.clear()
+        self._alive.clear()
+
 
 CompileGuards = Callable[[GuardSet, CodeType], Any]
 """Makes what the hook checks: a guard capsule, or a callable of (args, func)."""

@@ -21,10 +21,9 @@ import torch
 from dovetail_capture import rebuild
 from dovetail_capture._frame_hook import Bound, set_attribute, skip_code
 from dovetail_capture.bytecode.assembler import encode_lines
-from dovetail_capture.bytecode.continuation import Resume, Resumption
-from dovetail_capture.bytecode.unwinding import leave_blocks
+from dovetail_capture.bytecode.continuation import Resume, Resumption, leave_blocks
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput, ValueChecks
-from dovetail_capture.environment.torch_settings import SettingOfGraph
+from dovetail_capture.environment.torch_state import SettingOfGraph
 from dovetail_capture.recipe import (
     DelAttr,
     Effect,

@@ -231,11 +231,7 @@ class ValueWriter:
             case "set":
                 return f"{{{inner}}}" if items else f"{self.constant(set)}()"
             case "frozenset":
-                return (
-                    f"{self.constant(frozenset)}(({inner},))"
-                    if items
-                    else f"{self.constant(frozenset)}()"
-                )
+                return f"{self.constant(frozenset)}({self.build('tuple', items)})"
             case "slice":
                 return f"{self.constant(slice)}({inner})"
             case "dict":
@@ -264,8 +260,6 @@ class ValueWriter:
             "None" if recipe.annotations is None else self.value(recipe.annotations),
         ]
         return f"{self.constant(rebuild.new_function)}({', '.join(parts)})"
-
-    # --- effects ---------------------------------------------------------------------------------
 
 
 def rebuild_kind(kind: str) -> type:

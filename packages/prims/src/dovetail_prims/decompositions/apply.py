@@ -3,12 +3,19 @@
 Ops without an entry are copied; nothing is computed for them. An entry is run on the fakes that the
 nodes carry as `meta["val"]`, under a mode that records what it calls. Every recorded node has its
 `val`, and the `stack_trace` of the node it came from.
+
+The tables are made of the cards. An entry has its op's signature. It is called with tensors of any
+kind, fake ones too, under the mode that records; the ops it calls are either in CORE_ATEN or have
+entries themselves. An entry that returns NotImplemented leaves the op as it is. Arithmetic on
+complex numbers is left as it is (see `_real_only`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,12 +25,54 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from dovetail_prims.decompositions.operand_layouts import laid_out
 from dovetail_prims.dialects.dialect import Dialect
 from dovetail_prims.fake.fake_mode import DispatchMode
 from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.fake_tensor import FakeTensor, propagate
+from dovetail_prims.ops import catalog
+from dovetail_prims.ops.common import resolve
 
-from .tables import core_aten_table, prims_table
+
+def _real_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An entry for real numbers alone: no kernel of ours takes complex ones, and formulas for real
+    numbers (derivatives without a conjugate, norms, comparisons) are wrong for them."""
+
+    @wraps(function)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, Tensor):
+                if arg.dtype.is_complex:
+                    return NotImplemented
+            elif isinstance(arg, (list, tuple)):
+                if any(isinstance(a, Tensor) and a.dtype.is_complex for a in arg):
+                    return NotImplemented
+            elif isinstance(arg, complex):
+                return NotImplemented
+        dtype = kwargs.get("dtype")
+        if dtype is not None and dtype.is_complex:
+            return NotImplemented
+        return function(*args, **kwargs)
+
+    return entry
+
+
+@cache
+def core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Every decomposition to CORE_ATEN, keyed by op; ops that this torch lacks are left out."""
+    of_complex = catalog.of_complex()
+    guarded = {
+        name: entry if name in of_complex else _real_only(entry)
+        for name, entry in catalog.to_core_aten().items()
+    }
+    return MappingProxyType({op: laid_out(op, entry) for op, entry in resolve(guarded).items()})
+
+
+@cache
+def prims_table() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Every decomposition from CORE_ATEN to PRIMS, keyed by op."""
+    return MappingProxyType(resolve(catalog.to_prims()))
+
 
 Table = Mapping[OpOverload, Callable[..., Any]]
 # Questions about a fake of symbolic sizes reach a mode as ops; they are answered, not recorded.

@@ -16,11 +16,7 @@ from torch._ops import OpOverload
 
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.operands import as_fake, lies_like, relaid
-from dovetail_prims.shape_rules.layout import (
-    as_converted,
-    empty_like_strides,
-    pointwise_layout,
-)
+from dovetail_prims.shape_rules.layout import as_converted, empty_like_strides, pointwise_layout
 from dovetail_prims.shape_rules.promotion import promote
 
 # Functions whose result is laid out like one of their arguments.

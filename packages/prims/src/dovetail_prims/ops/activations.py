@@ -10,16 +10,7 @@ from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import composed, decomposed
-from dovetail_prims.ops.common import (
-    Number,
-    aten,
-    cast,
-    constant,
-    contiguous,
-    is_one,
-    wide,
-    wrap,
-)
+from dovetail_prims.ops.common import Number, aten, cast, constant, contiguous, is_one, wide, wrap
 from dovetail_prims.ops.common import where as where_of_tensors
 from dovetail_prims.ops.values import (
     Value,
@@ -43,8 +34,7 @@ from dovetail_prims.shape_rules.argument_checks.requirement import (
     fit_dtype_of_self,
     is_one_of,
 )
-from dovetail_prims.shape_rules.copies import clone
-from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.copies import clone, of_cpu
 from dovetail_prims.shape_rules.layout import fresh, insisted, pointwise_out, wrap_dim
 from dovetail_prims.shape_rules.parts import slice_
 from dovetail_prims.shape_rules.pointwise import binary, float_result, like_operand, same_dtype

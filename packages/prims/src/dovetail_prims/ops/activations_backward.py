@@ -26,7 +26,7 @@ from dovetail_prims.ops.values import (
     where,
 )
 from dovetail_prims.shape_rules import pointwise as rules
-from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.copies import of_cpu
 from dovetail_prims.shape_rules.layout import fresh, pointwise_out
 from dovetail_prims.shape_rules.pointwise import backward_two, binary
 

@@ -27,13 +27,7 @@ from dovetail_prims.ops.norms import (
     saved_dtype,
     statistics_dtype,
 )
-from dovetail_prims.shape_rules.layout import (
-    channels_last,
-    empty_like_strides,
-    fresh,
-    is_channels_last,
-    is_contiguous,
-)
+from dovetail_prims.shape_rules import layout
 from dovetail_prims.shape_rules.promotion import REDUCED
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -53,11 +47,11 @@ def batch_norm_shape(
     check_mixed(x, weight, bias, running_mean, running_var)
     # Data that can be read as contiguous is.
     if x._device.type != "cpu":
-        out = make(x._sizes, empty_like_strides(x), x._dtype, x._device)
-    elif is_contiguous(x._sizes, x._strides):
+        out = make(x._sizes, layout.empty_like_strides(x), x._dtype, x._device)
+    elif layout.is_contiguous(x._sizes, x._strides):
         out = like_contiguous(x)
-    elif is_channels_last(x._sizes, x._strides):
-        out = make(x._sizes, channels_last(x._sizes), x._dtype, x._device)
+    elif layout.is_channels_last(x._sizes, x._strides):
+        out = make(x._sizes, layout.channels_last(x._sizes), x._dtype, x._device)
     else:
         out = like_suggested(x)
     saved: Sizes = (x._sizes[1],) if training or x._device.type != "cpu" else (0,)
@@ -67,7 +61,7 @@ def batch_norm_shape(
             dtype = torch.float32
         else:
             dtype = statistics_dtype(x, weight, bias, running_mean)
-    return out, fresh(saved, dtype, x._device), fresh(saved, dtype, x._device)
+    return out, layout.fresh(saved, dtype, x._device), layout.fresh(saved, dtype, x._device)
 
 
 def batch_norm_no_stats_shape(
@@ -95,7 +89,7 @@ def batch_norm_with_update_shape(
     if x._device.type != "cpu":
         return NotImplemented
     found = batch_norm_shape(x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return *found, fresh((0,), torch.uint8, x._device)
+    return *found, layout.fresh((0,), torch.uint8, x._device)
 
 
 def cudnn_batch_norm_shape(
@@ -112,9 +106,9 @@ def cudnn_batch_norm_shape(
     saved: Sizes = (x._sizes[1],) if training else (0,)
     return (
         like_suggested(x),
-        fresh(saved, weight._dtype, x._device),
-        fresh(saved, weight._dtype, x._device),
-        fresh((0,), torch.uint8, x._device),
+        layout.fresh(saved, weight._dtype, x._device),
+        layout.fresh(saved, weight._dtype, x._device),
+        layout.fresh((0,), torch.uint8, x._device),
     )
 
 

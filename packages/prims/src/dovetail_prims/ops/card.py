@@ -110,15 +110,18 @@ class Facts(TypedDict, total=False):
 
 
 _aten = torch.ops.aten
-_UNARY = {
-    Result.SAME: rules.same_dtype, Result.FLOAT: rules.float_result, Result.BOOL: rules.bool_result,
-}  # fmt: skip
-_BINARY = {
-    Result.SAME: rules.binary, Result.FLOAT: rules.binary_float, Result.BOOL: rules.compare,
-}  # fmt: skip
+_RULES: dict[int, dict[Result, ShapeRule]] = {
+    1: {
+        Result.SAME: rules.same_dtype,
+        Result.FLOAT: rules.float_result,
+        Result.BOOL: rules.bool_result,
+    },
+    2: {Result.SAME: rules.binary, Result.FLOAT: rules.binary_float, Result.BOOL: rules.compare},
+}
 
 
-def unary(
+def _kept_pointwise(
+    arity: int,
     name: str,
     says: str,
     result: Result = Result.SAME,
@@ -128,28 +131,16 @@ def unary(
     to_prims: Callable[..., Any] | None = None,
     **facts: Unpack[Facts],
 ) -> Card:
-    """An operator of one operand that CORE_ATEN keeps, and PRIMS, too, unless `to_prims` says how
-    the others there express it."""
+    """A pointwise operator of tensors, overload `default`, that CORE_ATEN keeps (and the `forms`),
+    and PRIMS, too, unless `to_prims` says how the others there express it."""
     dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
-    form = Form("default", dialect, shape or _UNARY[result], to_prims=to_prims)
-    in_place = () if result is Result.BOOL else ("default",)
-    return Card(name, 1, says, (form, *forms), result, in_place, **facts)
+    form = Form("default", dialect, shape or _RULES[arity][result], to_prims=to_prims)
+    in_place = ("default",) if arity == 1 and result is not Result.BOOL else ()
+    return Card(name, arity, says, (form, *forms), result, in_place, **facts)
 
 
-def binary(
-    name: str,
-    says: str,
-    result: Result = Result.SAME,
-    *,
-    shape: ShapeRule | None = None,
-    forms: tuple[Form, ...] = (),
-    to_prims: Callable[..., Any] | None = None,
-    **facts: Unpack[Facts],
-) -> Card:
-    """An operator of two tensors, overload `default`, that CORE_ATEN keeps (and the `forms`)."""
-    dialect = Dialect.CORE_ATEN if to_prims else Dialect.PRIMS
-    form = Form("default", dialect, shape or _BINARY[result], to_prims=to_prims)
-    return Card(name, 2, says, (form, *forms), result, **facts)
+unary = partial(_kept_pointwise, 1)
+binary = partial(_kept_pointwise, 2)
 
 
 def with_numbers(
@@ -165,7 +156,7 @@ def with_numbers(
 ) -> Card:
     """An operator of two operands with an overload for two tensors, `Tensor`, that PRIMS keeps, and
     one for a number, `Scalar`, which `number` decomposes (without it CORE_ATEN keeps it)."""
-    rule = shape or _BINARY[result]
+    rule = shape or _RULES[2][result]
     tensors = Form("Tensor", Dialect.PRIMS, rule)
     kept = Dialect.ATEN if number else Dialect.CORE_ATEN
     both = (tensors, Form("Scalar", kept, rule, number))

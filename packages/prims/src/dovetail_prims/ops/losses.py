@@ -21,13 +21,7 @@ from dovetail_prims.ops.common import (
     where,
     wide,
 )
-from dovetail_prims.shape_rules.layout import (
-    broadcast,
-    empty_like_strides,
-    equal_sizes,
-    fresh,
-    pointwise_out,
-)
+from dovetail_prims.shape_rules import layout
 from dovetail_prims.shape_rules.promotion import of_one_kind, promote
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -39,9 +33,9 @@ def pointwise_loss(
     """A loss that compares element by element (`mse_loss`, `smooth_l1_loss`, `huber_loss`)."""
     dtype = promote((x, target))
     if reduction == 0:
-        return pointwise_out((x, target), dtype)
-    pointwise_out((x, target), dtype)  # the shapes must broadcast
-    return fresh((), dtype, x._device)
+        return layout.pointwise_out((x, target), dtype)
+    layout.pointwise_out((x, target), dtype)  # the shapes must broadcast
+    return layout.fresh((), dtype, x._device)
 
 
 def huber_loss_shape(
@@ -49,21 +43,21 @@ def huber_loss_shape(
 ) -> FakeTensor:
     """`huber_loss`: of the input's type, and without reduction laid out as it."""
     if reduction != 0:
-        pointwise_out((x, target), x._dtype)  # the shapes must broadcast
-        return fresh((), x._dtype, x._device)
-    if not equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
+        layout.pointwise_out((x, target), x._dtype)  # the shapes must broadcast
+        return layout.fresh((), x._dtype, x._device)
+    if not layout.equal_sizes(x._sizes, target._sizes) or x._dtype is not target._dtype:
         return NotImplemented  # type: ignore[no-any-return]
-    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    return make(x._sizes, layout.empty_like_strides(x), x._dtype, x._device)
 
 
 def alike(*tensors: FakeTensor | None) -> bool:
     """Whether all are of one floating dtype, on one device and of the first one's sizes."""
     given = [t for t in tensors if t is not None]
-    return of_one_kind(*given) and all(equal_sizes(t._sizes, given[0]._sizes) for t in given)
+    return of_one_kind(*given) and all(layout.equal_sizes(t._sizes, given[0]._sizes) for t in given)
 
 
 def empty_like(x: FakeTensor) -> FakeTensor:
-    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    return make(x._sizes, layout.empty_like_strides(x), x._dtype, x._device)
 
 
 def bce_shape(
@@ -72,7 +66,7 @@ def bce_shape(
     """`binary_cross_entropy`, laid out as the input."""
     if not alike(x, target, weight):
         return NotImplemented  # type: ignore[no-any-return]
-    return empty_like(x) if reduction == NONE else fresh((), x._dtype, x._device)
+    return empty_like(x) if reduction == NONE else layout.fresh((), x._dtype, x._device)
 
 
 def bce_backward_shape(
@@ -90,7 +84,7 @@ def bce_backward_shape(
 
 def comes_from(grad: FakeTensor, x: FakeTensor) -> bool:
     """Whether `grad` may be that of a loss of `x`: of all its elements, or of one number."""
-    return of_one_kind(grad, x) and (not grad._sizes or equal_sizes(grad._sizes, x._sizes))
+    return of_one_kind(grad, x) and (not grad._sizes or layout.equal_sizes(grad._sizes, x._sizes))
 
 
 def logits_shape(
@@ -105,18 +99,18 @@ def logits_shape(
     given = [t for t in (weight, pos_weight) if t is not None]
     if not alike(x, target) or not of_one_kind(x, *given):
         return NotImplemented  # type: ignore[no-any-return]
-    if not equal_sizes(broadcast([t._sizes for t in (x, *given)]), x._sizes):
+    if not layout.equal_sizes(layout.broadcast([t._sizes for t in (x, *given)]), x._sizes):
         return NotImplemented  # type: ignore[no-any-return]
     if reduction != NONE:
-        return fresh((), x._dtype, x._device)
-    return pointwise_out((target,), x._dtype)
+        return layout.fresh((), x._dtype, x._device)
+    return layout.pointwise_out((target,), x._dtype)
 
 
 def loss_backward(grad: FakeTensor, x: FakeTensor, target: FakeTensor, *rest: Any) -> FakeTensor:
     """The gradient of the squared, the smooth and Huber's loss: row-major."""
     if not alike(x, target) or not comes_from(grad, x):
         return NotImplemented  # type: ignore[no-any-return]
-    return fresh(x._sizes, x._dtype, x._device)
+    return layout.fresh(x._sizes, x._dtype, x._device)
 
 
 # --- decompositions -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from dovetail_prims.ops.common import (
     wide,
     zeros,
 )
-from dovetail_prims.shape_rules.cpu_kernels import in_format
+from dovetail_prims.shape_rules.copies import in_format
 
 # (positions along the padded dimension, size of the unpadded one) -> positions read there
 Fold = Callable[[Tensor, int], Tensor]

@@ -11,14 +11,8 @@ from torch import Tensor
 from dovetail_prims.fake_tensor import FakeTensor, Size, make
 from dovetail_prims.ops.card import also, composed, kept, library
 from dovetail_prims.ops.common import aten
+from dovetail_prims.shape_rules import layout
 from dovetail_prims.shape_rules.factories import empty, like
-from dovetail_prims.shape_rules.layout import (
-    broadcast,
-    empty_like_strides,
-    fresh,
-    is_canonical,
-    pointwise_out,
-)
 from dovetail_prims.shape_rules.promotion import FLOATING
 
 
@@ -40,19 +34,19 @@ def randperm(n: Size, **options: Any) -> Any:
 
 def bernoulli(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     """`bernoulli`: a sample for each element, contiguous."""
-    return fresh(x._sizes, x._dtype, x._device)
+    return layout.fresh(x._sizes, x._dtype, x._device)
 
 
 def sample_like(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     """`normal_functional` ...: a clone that is overwritten."""
-    return make(x._sizes, empty_like_strides(x), x._dtype, x._device)
+    return make(x._sizes, layout.empty_like_strides(x), x._dtype, x._device)
 
 
 def normal(mean: Any, std: Any = 1.0, *rest: Any, **options: Any) -> FakeTensor:
     """`normal` of tensors: a sample for each pair, contiguous."""
     tensors = [x for x in (mean, std) if isinstance(x, FakeTensor)]
-    sizes = broadcast([x._sizes for x in tensors])
-    return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
+    sizes = layout.broadcast([x._sizes for x in tensors])
+    return layout.fresh(sizes, tensors[0]._dtype, tensors[0]._device)
 
 
 def normal_of_numbers(
@@ -70,20 +64,22 @@ def in_place(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
 def drawn(*parameters: Any, **options: Any) -> FakeTensor:
     """Random numbers for a distribution's parameters, or their derivatives: contiguous ones."""
     tensors = [p for p in parameters if isinstance(p, FakeTensor)]
-    sizes = broadcast([t._sizes for t in tensors])
-    return fresh(sizes, tensors[0]._dtype, tensors[0]._device)
+    sizes = layout.broadcast([t._sizes for t in tensors])
+    return layout.fresh(sizes, tensors[0]._dtype, tensors[0]._device)
 
 
 def drawn_in_place(x: FakeTensor, *parameters: Any, **options: Any) -> FakeTensor:
     """A sampler that writes to what it is given."""
-    return x if x._dtype in FLOATING and is_canonical(x) else NotImplemented
+    return x if x._dtype in FLOATING and layout.is_canonical(x) else NotImplemented
 
 
 def native_dropout(x: FakeTensor, p: float, train: bool | None) -> tuple[FakeTensor, FakeTensor]:
     """Output and mask, laid out as the input."""
-    mask = make(x._sizes, empty_like_strides(x), torch.bool, x._device)
+    mask = make(x._sizes, layout.empty_like_strides(x), torch.bool, x._device)
     if x._device.type == "cpu" and train is not False:
-        return pointwise_out((x, mask), x._dtype), mask  # a product there, one kernel on CUDA
+        return layout.pointwise_out(
+            (x, mask), x._dtype
+        ), mask  # a product there, one kernel on CUDA
     return make(x._sizes, mask._strides, x._dtype, x._device), mask
 
 

@@ -13,18 +13,12 @@ from typing import Any
 from dovetail_prims.fake import fake_queries
 from dovetail_prims.fake_tensor import ShapeRule
 from dovetail_prims.ops import catalog
-from dovetail_prims.shape_rules import (
-    dtype_checks,
-    lists,
-    out_layouts,
-    overlap_checks,
-)
+from dovetail_prims.shape_rules import dtype_checks, lists, written_memory
 from dovetail_prims.shape_rules.argument_checks import (
     index_requirements,
     layer_requirements,
-    matrix_requirements,
     number_requirements,
-    view_requirements,
+    size_requirements,
 )
 from dovetail_prims.shape_rules.argument_checks.requirement import requiring
 
@@ -32,9 +26,8 @@ _REQUIREMENTS = {
     **catalog.requirements(),
     **index_requirements.TABLE,
     **layer_requirements.TABLE,
-    **matrix_requirements.TABLE,
+    **size_requirements.TABLE,
     **number_requirements.TABLE,
-    **view_requirements.TABLE,
 }
 
 
@@ -51,9 +44,9 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
     def __missing__(self, func: Any) -> ShapeRule | None:
         rule = requiring(func, self.by_name.get(str(func)), _REQUIREMENTS)
-        rule = overlap_checks.refusing_overlaps(func, rule)
+        rule = written_memory.refusing_overlaps(func, rule)
         rule = lists.checking_each(func, rule)
-        rule = out_layouts.laying_out(func, rule)
+        rule = written_memory.laying_out(func, rule)
         rule = dtype_checks.refusing_dtypes(func, rule)
         self[func] = rule
         return rule

@@ -13,8 +13,8 @@ from dovetail_prims.ops.common import aten, cast, constant, floating, kind, wher
 from dovetail_prims.ops.operands import filled_like
 from dovetail_prims.ops.values import Value, float_formula, formula, log, sin, trunc, unrounded
 from dovetail_prims.ops.values import where as choose
-from dovetail_prims.shape_rules.cpu_kernels import angle as angle_shape
-from dovetail_prims.shape_rules.cpu_kernels import of_cpu
+from dovetail_prims.shape_rules.copies import angle as angle_shape
+from dovetail_prims.shape_rules.copies import of_cpu
 from dovetail_prims.shape_rules.pointwise import (
     bool_result,
     float_function,

@@ -22,9 +22,9 @@ from dovetail_prims.ops.common import (
 )
 from dovetail_prims.shape_rules import copies, indexing, parts
 from dovetail_prims.shape_rules import views as rules
-from dovetail_prims.shape_rules.cpu_kernels import in_format, of_cpu
-from dovetail_prims.shape_rules.cpu_kernels import pixel_unshuffle as pixel_unshuffle_shape
-from dovetail_prims.shape_rules.cpu_kernels import roll as roll_shape
+from dovetail_prims.shape_rules.copies import in_format, of_cpu
+from dovetail_prims.shape_rules.copies import pixel_unshuffle as pixel_unshuffle_shape
+from dovetail_prims.shape_rules.copies import roll as roll_shape
 from dovetail_prims.shape_rules.indexing import block_diagonal as block_diagonal_shape
 from dovetail_prims.shape_rules.views import known_truth
 

@@ -17,13 +17,7 @@ from dovetail_prims.shape_rules.layout import (
     pointwise_layout,
     pointwise_out,
 )
-from dovetail_prims.shape_rules.promotion import (
-    COMPLEX,
-    FLOATING,
-    as_float,
-    common_device,
-    promote,
-)
+from dovetail_prims.shape_rules.promotion import COMPLEX, FLOATING, as_float, common_device, promote
 
 
 def same_dtype(x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:

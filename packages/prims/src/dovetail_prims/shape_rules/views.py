@@ -12,15 +12,7 @@ from dovetail_guards.relations import BoolExpr
 from dovetail_guards.sym_node import SymNode
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, make, set_metadata
-from dovetail_prims.shape_rules.layout import (
-    contiguous,
-    insisted,
-    is_canonical,
-    numel,
-    same_strides,
-    settled,
-    wrap_dim,
-)
+from dovetail_prims.shape_rules import layout
 
 
 def _expr_of(number: Size) -> Expr:
@@ -92,7 +84,7 @@ def alias(x: FakeTensor) -> FakeTensor:
 def transpose(x: FakeTensor, dim0: int, dim1: int) -> FakeTensor:
     """Swap two dimensions."""
     rank = len(x._sizes)
-    dim0, dim1 = wrap_dim(dim0, rank), wrap_dim(dim1, rank)
+    dim0, dim1 = layout.wrap_dim(dim0, rank), layout.wrap_dim(dim1, rank)
     if rank == 0:
         return alias(x)
     sizes, strides = list(x._sizes), list(x._strides)
@@ -113,7 +105,7 @@ def t(x: FakeTensor) -> FakeTensor:
 def permute(x: FakeTensor, dims: Sequence[int]) -> FakeTensor:
     """Reorder the dimensions."""
     rank = len(x._sizes)
-    order = [wrap_dim(d, rank) for d in dims]
+    order = [layout.wrap_dim(d, rank) for d in dims]
     if sorted(order) != list(range(rank)):
         raise RuntimeError(
             "permute(sparse_coo): number of dimensions in the tensor input does not match the "
@@ -134,8 +126,8 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
             others = out[:i] + out[i + 1 :]
             if not all(type(o) is int or stated(o >= 0, "invalid shape") for o in others):
                 raise RuntimeError(f"invalid shape {list(out)}")
-            rest = numel(others)
-            total = numel(x._sizes)
+            rest = layout.numel(others)
+            total = layout.numel(x._sizes)
             if type(rest) is int and rest == 0:
                 raise RuntimeError(
                     f"cannot reshape tensor of 0 elements into shape {list(out)} because the "
@@ -148,8 +140,12 @@ def resolve_view_size(x: FakeTensor, size: Sequence[Size]) -> Sizes:
     # (A size that is -1 at run time would stand for the rest.)
     if not all(type(s) is int or stated(s >= 0, "invalid shape") for s in out):
         raise RuntimeError(f"invalid shape {list(out)}")
-    if not same_strides(out, x._sizes) and not insisted(numel(out) == numel(x._sizes)):
-        raise RuntimeError(f"shape '{list(out)}' is invalid for input of size {numel(x._sizes)}")
+    if not layout.same_strides(out, x._sizes) and not layout.insisted(
+        layout.numel(out) == layout.numel(x._sizes)
+    ):
+        raise RuntimeError(
+            f"shape '{list(out)}' is invalid for input of size {layout.numel(x._sizes)}"
+        )
     return out
 
 
@@ -186,7 +182,7 @@ def _strides_over(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes |
     stretch the old dimensions must lie one after the other in memory.
     """
     if any(type(s) is int and s == 0 for s in old_sizes):
-        return old_strides if sizes == old_sizes else contiguous(sizes)
+        return old_strides if sizes == old_sizes else layout.contiguous(sizes)
     if not old_sizes:
         return (1,) * len(sizes)
     strides: list[Size] = [1] * len(sizes)
@@ -200,11 +196,11 @@ def _strides_over(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes |
         if not ends:
             outer = old_sizes[d - 1]
             joined = type(outer) is int and outer == 1
-            ends = not joined and settled(old_strides[d - 1] != old_count * base)
+            ends = not joined and layout.settled(old_strides[d - 1] != old_count * base)
         if ends:
             while at >= 0:
                 one = type(sizes[at]) is int and sizes[at] == 1
-                if not one and not settled(new_count < old_count):
+                if not one and not layout.settled(new_count < old_count):
                     break
                 strides[at] = new_count * base
                 new_count = new_count * sizes[at]
@@ -221,13 +217,13 @@ def _strides_over(old_sizes: Sizes, old_strides: Sizes, sizes: Sizes) -> Sizes |
 def view(x: FakeTensor, size: Sequence[Size]) -> FakeTensor:
     """`view`: other sizes over the same memory."""
     sizes = resolve_view_size(x, size)
-    if is_canonical(x):
-        out = view_of(x, sizes, contiguous(sizes), x._offset)
+    if layout.is_canonical(x):
+        out = view_of(x, sizes, layout.contiguous(sizes), x._offset)
         out._canonical = True
         return out
     strides = view_strides(x._sizes, x._strides, sizes)
     if strides is None and any(_is_zero(size) for size in x._sizes):
-        strides = contiguous(sizes)  # there is nothing to be seen
+        strides = layout.contiguous(sizes)  # there is nothing to be seen
     if strides is None:
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one "
@@ -275,12 +271,12 @@ def expand(x: FakeTensor, size: Sequence[Size], *, implicit: bool = False) -> Fa
                     f"non-existing dimension {d}"
                 )
             # A new leading dimension of size 1 gets the stride that would follow on.
-            if settled(target == 1) and d + 1 < len(sizes) and x._sizes:
+            if layout.settled(target == 1) and d + 1 < len(sizes) and x._sizes:
                 strides[d] = sizes[d + 1] * strides[d + 1]
             continue
         have, stride = x._sizes[d - shift], x._strides[d - shift]
         one = type(have) is int and have == 1
-        if kept or have is target or (settled(have == target) if one else have == target):
+        if kept or have is target or (layout.settled(have == target) if one else have == target):
             sizes[d] = have
             strides[d] = stride
         elif have != 1:
@@ -294,7 +290,7 @@ def expand(x: FakeTensor, size: Sequence[Size], *, implicit: bool = False) -> Fa
 def unsqueeze(x: FakeTensor, dim: int) -> FakeTensor:
     """Insert a dimension of size 1."""
     rank = len(x._sizes)
-    dim = wrap_dim(dim, rank + 1)
+    dim = layout.wrap_dim(dim, rank + 1)
     stride: Size = 1 if dim >= rank else x._sizes[dim] * x._strides[dim]
     return view_of(
         x,
@@ -310,9 +306,9 @@ def squeeze(x: FakeTensor, dim: int | Sequence[int] | None = None) -> FakeTensor
     if dim is None:
         candidates = set(range(rank))
     elif isinstance(dim, int):
-        candidates = {wrap_dim(dim, rank)}
+        candidates = {layout.wrap_dim(dim, rank)}
     else:
-        candidates = {wrap_dim(d, rank) for d in dim}
+        candidates = {layout.wrap_dim(d, rank) for d in dim}
     kept = [d for d in range(rank) if d not in candidates or x._sizes[d] != 1]
     return view_of(
         x, tuple(x._sizes[d] for d in kept), tuple(x._strides[d] for d in kept), x._offset
@@ -330,7 +326,7 @@ def as_strided(
 def diagonal(x: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> FakeTensor:
     """The diagonal of two dimensions, as a new last dimension."""
     rank = len(x._sizes)
-    d1, d2 = wrap_dim(dim1, rank), wrap_dim(dim2, rank)
+    d1, d2 = layout.wrap_dim(dim1, rank), layout.wrap_dim(dim2, rank)
     if d1 == d2:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
     a, b = x._sizes[d1], x._sizes[d2]
@@ -356,7 +352,7 @@ def diagonal(x: FakeTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Fa
 def unfold(x: FakeTensor, dimension: int, size: Size, step: Size) -> FakeTensor:
     """Sliding windows along a dimension, as a new last dimension."""
     rank = len(x._sizes)
-    d = wrap_dim(dimension, rank)
+    d = layout.wrap_dim(dimension, rank)
     if rank == 0:
         return NotImplemented  # type: ignore[no-any-return]
     if size > x._sizes[d]:

@@ -17,29 +17,25 @@ from dovetail_prims.graphs.gradient_hooks import GraphInBackward
 from torch.autograd.function import _SingleLevelFunction
 from torch.fx import GraphModule
 
-from dovetail_capture.extensions.autograd_functions.autograd_function_nodes import (
-    Backward,
-    Pieces,
-    has_one_backward,
-    is_once_differentiable,
-    places_of_saved,
-    target_in_transform,
-    target_of,
+from dovetail_capture.extensions.autograd_functions import autograd_function_nodes as nodes
+from dovetail_capture.extensions.autograd_functions.autograd_function_nodes import Backward, Pieces
+from dovetail_capture.interpreter.changes.late_reads import (
+    LateReads,
+    no_changes,
+    share_memory,
+    watching,
 )
-from dovetail_capture.interpreter.changes.late_reads import LateReads, share_memory, watching
-from dovetail_capture.interpreter.changes.unchanged import no_changes
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,
     transforms_around,
 )
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
-from dovetail_capture.interpreter.values.hooks import LateState
+from dovetail_capture.interpreter.values.functions import LateState
 from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
@@ -232,7 +228,7 @@ def _capture_backward(
     session = vm.session
     graph, taken, late = _backward_graph(vm, fn, ctx, given, results, [], False)
     count, reads, recording = len(taken), late.reads, None
-    if late.asks_grad_mode and not is_once_differentiable(cls.backward):
+    if late.asks_grad_mode and not nodes.is_once_differentiable(cls.backward):
         recording, taken, late = _backward_graph(vm, fn, ctx, given, results, taken, True)
         reads = [*reads, *late.reads]
     saved = _attribute(vm, ctx, "saved_tensors")
@@ -337,11 +333,11 @@ def _apply_in_transform(
     pieces = _capture(vm, fn, cls, given, True, everything=True)
     if pieces.dirty:
         raise GraphBreakSignal(f"{what}, which writes to what it is given")
-    places = places_of_saved(pieces)
+    places = nodes.places_of_saved(pieces)
     if places is None:
         raise GraphBreakSignal(f"{what}, which saves other tensors than its inputs and results")
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
-    target = target_in_transform(pieces, places)
+    target = nodes.target_in_transform(pieces, places)
     found = vm.record("call_function", target, [*tensors, *pieces.captured], {})
     return _with_constants(vm, pieces, found)
 
@@ -360,7 +356,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))
-    if wanted and not has_one_backward(cls):
+    if wanted and not nodes.has_one_backward(cls):
         raise GraphBreakSignal(
             f"{cls.__name__}.apply, which has both a backward and a vjp: autograd refuses its "
             "backward"
@@ -371,7 +367,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         vm.session.applied_functions = True
     pieces = _capture(vm, fn, cls, given, wanted)
     tensors = [arg for arg in given if isinstance(arg, TensorValue)]
-    found = vm.record("call_function", target_of(pieces), [*tensors, *pieces.captured], {})
+    found = vm.record("call_function", nodes.target_of(pieces), [*tensors, *pieces.captured], {})
     _watch(vm, cls, pieces, found)
     return _with_constants(vm, pieces, found)
 

@@ -1,7 +1,7 @@
 """Higher-order operators of torch: control flow that is given functions.
 
 Those with a plain meaning in Python are interpreted by it: `cond` by what is no tensor is an `if`,
-`while_loop` a loop (by a tensor's truth see `conditionals` and `loops`), `switch` a chain of
+`while_loop` a loop (by a tensor's truth see `control_flow`), `switch` a chain of
 `cond`, and `map` and `scan` over few slices are unrolled; those that only mark a function for a
 compiler (`invoke_quant`, `flex_gemm`) are the function. All others run by themselves, outside of
 graphs.
@@ -21,9 +21,8 @@ from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop as torch_while_loop
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.extensions.higher_order import conditionals, loops
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.extensions.higher_order import control_flow
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -139,7 +138,7 @@ def _called(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     called = [*args, *kwargs.values()][0]
     name = getattr(getattr(called, "real", None), "_name", called.describe())
     if name == "cond":  # the operator itself, which `torch.cond` calls
-        return conditionals.handler(vm, args[1:], kwargs)
+        return control_flow.conditional(vm, args[1:], kwargs)
     plain = _MARKING.get(name)
     if plain is not None and not (plain is matrix_product and _has_gradients(vm, args)):
         return inlining.inline(vm, plain, args[1:], kwargs)
@@ -171,8 +170,8 @@ def _newer_operators() -> dict[Any, Handler]:
 
 HANDLERS: dict[Any, Handler] = {
     **_newer_operators(),
-    torch.cond: conditionals.handler,
-    torch_while_loop: loops.handler,
+    torch.cond: control_flow.conditional,
+    torch_while_loop: control_flow.loop,
     torch_map: _unrolled(map_slices, 1),
     torch_scan: _unrolled(scan, 2),
     torch_associative_scan: _associative_scan,

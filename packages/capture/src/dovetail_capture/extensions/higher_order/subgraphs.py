@@ -18,9 +18,9 @@ from dovetail_guards.sym_node import expr_of
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.changes.late_reads import no_changes
 from dovetail_capture.interpreter.graph.aliasing import written_by
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,

@@ -8,8 +8,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dovetail_capture.extensions.numpy.numpy_arrays import HINT, as_array, as_tensors, ask, sample
-from dovetail_capture.extensions.numpy.numpy_conversions import tensor_numpy
+from dovetail_capture.extensions.numpy.numpy_arrays import (
+    HINT,
+    as_array,
+    as_tensors,
+    ask,
+    sample,
+    tensor_numpy,
+)
 from dovetail_capture.extensions.numpy.numpy_on_tensors import UFUNCS
 from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols.choices import BINARY, COMPARE

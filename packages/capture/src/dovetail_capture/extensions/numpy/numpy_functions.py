@@ -19,23 +19,21 @@ from dovetail_capture.extensions.numpy import numpy_on_tensors as twins
 from dovetail_capture.extensions.numpy.array_operators import COPIED, array_attr, note_copy
 from dovetail_capture.extensions.numpy.numpy_arrays import (
     HINT,
+    array_of,
     as_array,
     as_tensors,
     ask,
-    holds_array,
-    holds_tensor,
-    known,
-    torch_dtype,
-)
-from dovetail_capture.extensions.numpy.numpy_conversions import (
-    array_of,
     astype,
     converted,
+    holds_array,
+    holds_tensor,
     item,
+    known,
     over_memory,
     tensor_numpy,
     tensor_of,
     tolist,
+    torch_dtype,
     wrapped_array,
 )
 from dovetail_capture.extensions.numpy.numpy_on_tensors import (
@@ -47,9 +45,8 @@ from dovetail_capture.extensions.numpy.numpy_on_tensors import (
     UFUNCS,
 )
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
-from dovetail_capture.interpreter.protocols import numpy_errors
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
+from dovetail_capture.interpreter.protocols import numpy_scalars
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
@@ -90,7 +87,7 @@ def mapped(
         of_tensors = any(holds_tensor(vm, arg) for arg in (*args, *kwargs.values()))
         if not of_tensors and not any(holds_array(vm, arg) for arg in (*args, *kwargs.values())):
             return PASS
-        if numpy_errors.note(vm.session):
+        if numpy_scalars.note(vm.session):
             raise GraphBreakSignal(f"`{name}` where numpy.seterr lets errors be raised", HINT)
         twin, takes = resolved()
         bound = _bound(vm, name, takes, args, kwargs)

@@ -17,7 +17,7 @@ from torch.optim import LBFGS, _functional
 
 from dovetail_capture.extensions.optimizers import step_parts as parts
 from dovetail_capture.extensions.optimizers.lbfgs import can_drive, lbfgs_step
-from dovetail_capture.interpreter.machine.handler_types import Substitute
+from dovetail_capture.interpreter.machine.machine import Substitute
 
 
 def _lbfgs(function: FunctionType) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from dovetail_capture.extensions.optimizers import optimizer_steps
 from dovetail_capture.extensions.optimizers.driven_steps import DRIVEN
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value

@@ -15,8 +15,7 @@ from dovetail_capture.extensions.transforms.transforms import (
     record_transform,
     value_of,
 )
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.containers import TupleValue

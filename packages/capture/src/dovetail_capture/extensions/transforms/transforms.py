@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.allowed_calls import put_together
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,
@@ -36,8 +36,7 @@ from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     template_of,
     transforms_around,
 )
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean

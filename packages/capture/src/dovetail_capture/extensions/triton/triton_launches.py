@@ -16,8 +16,7 @@ import torch
 
 from dovetail_capture.extensions.triton.triton_operators import GRID, Launch, operator_of
 from dovetail_capture.extensions.triton.triton_writes import python_function, written_parameters
-from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value

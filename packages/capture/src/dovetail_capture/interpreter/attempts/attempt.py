@@ -24,7 +24,7 @@ from dovetail_capture.interpreter.graph.recorder import UNKNOWN_SIZE_HINT, Recor
 from dovetail_capture.interpreter.inputs.wrap import cell_value
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.machine.frame import BreakHere, Frame
-from dovetail_capture.interpreter.protocols import generators
+from dovetail_capture.interpreter.protocols import resumed_iterators
 from dovetail_capture.interpreter.recipes import effect_recipes, object_recipes
 from dovetail_capture.interpreter.recipes.rebuilder import Rebuilder
 from dovetail_capture.interpreter.session.session import Session
@@ -190,7 +190,7 @@ class Attempt:
                     text = f"the frame raises {name}: {_message(vm, error)}"
                     raise GraphBreakSignal(text) from None
                 self.left, returned = True, NONE
-            generators.check_generators(vm)
+            resumed_iterators.check_generators(vm)
             if self.session.modes.functions_off:
                 raise CannotRebuild(
                     "a block without torch functions", self.session.modes.functions_off[0]

@@ -13,7 +13,7 @@ from torch import nn
 
 from dovetail_capture.interpreter.data_checks import try_blocks, value_checks
 from dovetail_capture.interpreter.data_checks.try_blocks import handles
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.inputs import wrap as wrapping
 from dovetail_capture.interpreter.library import function_table as library
 from dovetail_capture.interpreter.library.torch_functions import allowed_calls
@@ -28,9 +28,9 @@ from dovetail_capture.interpreter.protocols import (
     constants,
     dicts,
     folding,
-    generators,
     iteration,
     raising,
+    resumed_iterators,
     sequences,
     subscripts,
     truth_and_length,
@@ -42,8 +42,7 @@ from dovetail_capture.interpreter.values.containers import DictValue, ListValue,
 from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.values.truths import Chosen
+from dovetail_capture.interpreter.values.tensors import Chosen, TensorValue
 from dovetail_capture.options import CaptureOptions
 
 _DECODED: dict[int, tuple[weakref.ref[CodeType], decoding.DecodedCode]] = {}
@@ -278,8 +277,8 @@ class BytecodeInterpreter(Interpreter):
         assert frame.result is not None
         return frame.result
 
-    resume = generators.resume
-    throw_into = generators.throw_into
+    resume = resumed_iterators.resume
+    throw_into = resumed_iterators.throw_into
 
     def note_break(self, signal: GraphBreakSignal) -> None:
         if signal.where is None:

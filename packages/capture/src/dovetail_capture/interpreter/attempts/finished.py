@@ -23,8 +23,7 @@ from dovetail_capture.errors import NotCapturable
 from dovetail_capture.interpreter.attempts.attempt import Attempt, End, graph_break_of
 from dovetail_capture.interpreter.changes.late_reads import share_memory
 from dovetail_capture.interpreter.data_checks import value_checks
-from dovetail_capture.interpreter.graph.aliasing import storage_guards, writes, writes_to_inputs
-from dovetail_capture.interpreter.graph.layouts_at_one import close_sizes
+from dovetail_capture.interpreter.graph import aliasing
 from dovetail_capture.interpreter.inputs.input_relations import relate_inputs
 from dovetail_capture.interpreter.protocols.class_attributes import MISSING, guard_number
 from dovetail_capture.interpreter.session.covered_lines import visits
@@ -70,21 +69,21 @@ def captured_frame(attempt: Attempt, outcome: End, break_: GraphBreak | None) ->
         for graph_input, value in session.inputs.entries
         if id(graph_input) in kept and isinstance(value, TensorValue)
     ]
-    if writes(graph, (fake for _, fake in tensors)):
+    if aliasing.writes(graph, (fake for _, fake in tensors)):
         pairs = [
             (s.base if isinstance(s, PlainSource) else s, graph_input.example)
             for graph_input, _ in tensors
             for s in (graph_input.source,)
         ]
         tensors_only = [pair for pair in pairs if not isinstance(pair[0], ArraySource)]
-        if len(tensors_only) < len(pairs) and writes_to_inputs(graph, tensors):
+        if len(tensors_only) < len(pairs) and aliasing.writes_to_inputs(graph, tensors):
             reason = "a write to an input of a graph that takes numpy arrays, too"
             raise NotCapturable(graph_break_of(GraphBreakSignal(reason, "copy it first")))
-        session.guards.append(*storage_guards(tensors_only))
+        session.guards.append(*aliasing.storage_guards(tensors_only))
     shapes = session.shapes
     shapes.check_marks()
     shapes.env.make_input = None
-    close_sizes(module, shapes.env)
+    aliasing.close_sizes(module, shapes.env)
     shapes.env.keep_undecided = False  # what the backend decides is guarded
     _guard_code_read(attempt)
     session.guards.seal()

@@ -4,7 +4,7 @@ It runs later than where it is captured, so it may only read what cannot have ch
 given, what nobody else has, and what a program does not change (functions, classes, modules, and
 numbers under names that are bound once: `rebound_names`). Whether the latter are what they were is
 asked again when it runs. All else breaks the graph.
-"""
+And whether a stretch of interpretation changes anything that was there before it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dovetail_capture.interpreter.values.containers import (
     SetValue,
     TupleValue,
 )
-from dovetail_capture.interpreter.values.functions import CellValue
+from dovetail_capture.interpreter.values.functions import BoundMethod, CellValue, FunctionValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -49,6 +49,7 @@ from dovetail_capture.skip import module_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
 
 # What a program does not replace between a forward and its backward.
 LASTING = (
@@ -274,3 +275,87 @@ def watching(vm: Interpreter, what: str, hint: str) -> Iterator[LateReads]:
 
 
 __all__ = ["LASTING", "NUMBERS", "LateReads", "share_memory", "state_of", "watching"]
+
+
+_MARKED = (ListValue, DictValue, SetValue, CellValue)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The values that a value made in the frame holds."""
+    if isinstance(value, (ListValue, TupleValue)):
+        yield from value.items
+    elif isinstance(value, DictValue):
+        yield from (item for _, item in value.entries.values())
+    elif isinstance(value, CellValue):
+        yield value.content
+    elif isinstance(value, FunctionValue):
+        yield from (*value.closure, *value.defaults, value.kwdefaults)
+    elif isinstance(value, BoundMethod):
+        yield from (value.function, value.receiver)
+    elif isinstance(value, ObjectValue):
+        yield from (value.fields, value.native, *value.slots.values())
+
+
+def _reachable(roots: Iterable[Value]) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    pending: list[Any] = list(roots)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Value) and id(value) not in found:
+            found[id(value)] = value
+            pending.extend(_parts(value))
+    return found
+
+
+def _state(value: Any) -> Any:
+    """Something that a change makes another."""
+    if isinstance(value, _MARKED):
+        return value.mutated
+    if isinstance(value, ObjectValue):
+        slots = {name: id(value.slots[name]) for name in value.slots_mutated if name in value.slots}
+        return slots, len(value.slots_mutated)
+    if isinstance(value, TensorValue):
+        return {name: id(item) for name, item in value.attributes.items()}
+    return None
+
+
+def _written(vm: Interpreter) -> Any:
+    """What was written, and what is to be called for its effect."""
+    session = vm.session
+    return (
+        dict(session.effects.global_writes),
+        {key: id(write.value) for key, write in session.effects.context_writes.items()},
+        {
+            key: dict(fields.entries)
+            for key, (_, fields) in session.effects.attribute_writes.items()
+        },
+        list(session.iterators.steps),
+        session.effects.kernel_settings.now(),
+        (len(session.effects.calls), len(session.draws.calls), len(session.modes.locks)),
+    )
+
+
+@contextmanager
+def no_changes(vm: Interpreter, roots: Iterable[Value], what: str) -> Iterator[None]:
+    """A block that breaks the graph, for `what`, if it changes what existed before the frame, or
+    what can be reached from `roots`."""
+    values = _reachable([*vm.session.objects.known.values(), *roots])
+    marked = [value for value in values.values() if isinstance(value, _MARKED) and value.mutated]
+    for value in marked:
+        value.mutated = False
+    before = {key: _state(value) for key, value in values.items()}
+    written = _written(vm)
+    yield
+    found = _reachable(v for v in vm.session.objects.known.values() if id(v) not in values)
+    changed = any(_state(value) != before[key] for key, value in values.items())
+    changed |= any(map(_is_changed, found.values()))
+    if changed or _written(vm) != written:
+        raise GraphBreakSignal(what)
+    for value in marked:
+        value.mutated = True
+
+
+def _is_changed(value: Any) -> bool:
+    if isinstance(value, _MARKED):
+        return value.mutated
+    return _state(value) not in (None, {}, ({}, 0))

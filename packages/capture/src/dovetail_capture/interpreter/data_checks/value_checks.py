@@ -38,8 +38,7 @@ from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.objects import ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
-from dovetail_capture.interpreter.values.truths import TruthOf
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue, TruthOf
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

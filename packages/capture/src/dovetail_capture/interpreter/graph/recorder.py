@@ -21,30 +21,33 @@ from dovetail_capture.interpreter.graph.fake_runs import (
     ViewsOfInferenceTensors,
     asking,
     check_as_autograd_does,
+    harmless_number,
+    may_fault,
+    places_of,
     refusal,
     run_on_fakes,
     run_on_given,
     unasked,
     wrappers_in,
 )
-from dovetail_capture.interpreter.graph.gpu_faults import harmless_number, may_fault, places_of
-from dovetail_capture.interpreter.graph.graph_arguments import looked_at
-from dovetail_capture.interpreter.graph.known_data import SIZED_MAKERS, KnownData
-from dovetail_capture.interpreter.graph.random_tensors import SAMPLERS, note_sampler
-from dovetail_capture.interpreter.graph.recorded_values import (
+from dovetail_capture.interpreter.graph.graph_values import (
     RecordedValues,
     holds_tensor,
+    looked_at,
     parts,
     storage,
 )
-from dovetail_capture.interpreter.graph.sizes_from_data import (
+from dovetail_capture.interpreter.graph.known_data import (
+    SIZED_MAKERS,
     SIZES_AGREE,
+    KnownData,
     assume_equal,
     has_known_number,
     known_numbers_for,
     may_ask,
     numbers_in,
 )
+from dovetail_capture.interpreter.graph.random_tensors import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.signals import GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import TupleValue

@@ -17,15 +17,17 @@ from dovetail_capture.interpreter.library.builtins import (
     local_classes,
     type_functions,
 )
-from dovetail_capture.interpreter.library.containers import dict_methods, list_methods, set_methods
+from dovetail_capture.interpreter.library.containers import (
+    dict_methods,
+    list_methods,
+    sized_methods,
+)
 from dovetail_capture.interpreter.library.standard_library import (
-    callable_objects,
-    context_variables,
+    c_objects,
     copying,
     itertools_functions,
     polyfills,
     stdlib,
-    weak_references,
 )
 from dovetail_capture.interpreter.library.torch_functions import (
     data_dependence,
@@ -35,7 +37,6 @@ from dovetail_capture.interpreter.library.torch_functions import (
     own_functions,
     random_draws,
     settings,
-    storages,
     tensor_attributes,
     tensor_creation,
     tensor_hooks,
@@ -43,16 +44,16 @@ from dovetail_capture.interpreter.library.torch_functions import (
     torch_modes,
     torch_polyfills,
 )
-from dovetail_capture.interpreter.machine.handler_types import Extension, Handler, Substitute
+from dovetail_capture.interpreter.machine.machine import Extension, Handler, Substitute
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.values.base import Value
 
 _MODULES: tuple[Any, ...] = (
-    list_methods, dict_methods, set_methods, conversions, type_functions,
-    builtin_functions, iteration_functions, stdlib, context_variables, weak_references,
-    callable_objects, itertools_functions, torch_functions, torch_modes, tensor_attributes,
-    storages, settings, own_functions, made_tensors, tensor_creation, polyfills, torch_polyfills,
-    tensor_hooks, random_draws, copying, data_dependence, local_classes, function_modes,
+    list_methods, dict_methods, sized_methods, conversions, type_functions,
+    builtin_functions, iteration_functions, stdlib, c_objects, itertools_functions,
+    torch_functions, torch_modes, tensor_attributes, settings, own_functions, made_tensors,
+    tensor_creation, polyfills, torch_polyfills, tensor_hooks, random_draws, copying,
+    data_dependence, local_classes, function_modes,
 )  # fmt: skip
 HANDLERS: dict[Any, Handler] = {
     function: handler for module in _MODULES for function, handler in module.HANDLERS.items()
@@ -79,7 +80,7 @@ NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,
     **own_functions.NEW_HANDLERS,
-    functools.partial: callable_objects.partial_of_class,
+    functools.partial: c_objects.partial_of_class,
 }
 # Code of functions whose frames are not worth capturing: what calls them is.
 WITHOUT_FRAME: set[CodeType] = set()

@@ -1,26 +1,26 @@
-"""The interpreter as protocols, library models and opcode handlers see it."""
+"""The interpreter as protocols, library models and opcode handlers see it; what a handler of a
+library function is, and what an extension adds to the tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.base import NONE, Value, boolean
 from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.values.truths import TruthOf
+from dovetail_capture.interpreter.values.tensors import TensorValue, TruthOf
 from dovetail_capture.options import CaptureOptions
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine.decoding import DecodedCode
     from dovetail_capture.interpreter.machine.frame import Frame
-    from dovetail_capture.interpreter.machine.handler_types import Handler
 
 
 class Interpreter(Protocol):
@@ -215,3 +215,53 @@ class Interpreter(Protocol):
 
     def stack_trace(self) -> str:
         """The interpreted stack, as text for a node."""
+
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+Handler = Callable[["Interpreter", Args, Kwargs], Value]
+# What a handler returns to leave the call to the general rules.
+PASS = cast(Value, NotImplemented)
+
+
+def answering(function: Callable[..., Value]) -> Handler:
+    """A handler that gives what `function(vm, *args)` gives."""
+    return lambda vm, args, kwargs: function(vm, *args)
+
+
+def telling(function: Callable[..., bool]) -> Handler:
+    """A handler that gives the truth value that `function(vm, *args)` tells."""
+    return lambda vm, args, kwargs: boolean(function(vm, *args))
+
+
+def doing(function: Callable[..., None]) -> Handler:
+    """A handler that calls `function(vm, *args)` for its effect, and gives None."""
+
+    def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
+        function(vm, *args)
+        return NONE
+
+    return handler
+
+
+@dataclass(frozen=True)
+class Substitute:
+    """What Python runs in place of a library function that cannot be captured as one graph."""
+
+    code: CodeType  # takes what the function takes, and calls what stands in for it
+    reason: str  # why a graph ends before a call
+    hint: str = "leave the step out of the compiled function"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What a part of capture that the core does not import adds to `function_table`."""
+
+    name: str
+    handlers: Mapping[Any, Handler] = field(default_factory=dict)
+    code_handlers: Mapping[CodeType, Callable[..., Value | None]] = field(default_factory=dict)
+    named_handlers: Mapping[tuple[str, str], Handler] = field(default_factory=dict)
+    substitutes: Mapping[CodeType, Substitute] = field(default_factory=dict)
+    # Code of functions whose frames are not worth capturing: what calls them is.
+    without_frame: Collection[CodeType] = ()
+    arrays: Any = None  # operators, subscripts and attributes of NumPy arrays

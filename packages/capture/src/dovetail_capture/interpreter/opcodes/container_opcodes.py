@@ -15,7 +15,7 @@ from dovetail_capture.interpreter.machine.decoding import (
 )
 from dovetail_capture.interpreter.protocols import dicts, operands, sequences, truth_and_length
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.protocols.symbolic_keys import add_member
+from dovetail_capture.interpreter.protocols.dicts import add_member
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.changes.late_reads import no_changes
 from dovetail_capture.interpreter.machine.decoding import (
     ALWAYS,
     FROM_312,
@@ -19,15 +19,14 @@ from dovetail_capture.interpreter.machine.decoding import (
     Row,
 )
 from dovetail_capture.interpreter.machine.frame import RETURN
-from dovetail_capture.interpreter.opcodes.stack import constant_value, nothing
-from dovetail_capture.interpreter.protocols import comparison, held_iterators
+from dovetail_capture.interpreter.opcodes.names import constant_value, nothing
+from dovetail_capture.interpreter.protocols import comparison, resumed_iterators
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, boolean, is_none
 from dovetail_capture.interpreter.values.containers import SliceValue
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue, NativeMethod
 from dovetail_capture.interpreter.values.objects import ProgramException
-from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
-from dovetail_capture.interpreter.values.truths import TruthOf
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue, TruthOf
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine.frame import Frame
@@ -252,7 +251,7 @@ def for_iter(frame: Frame, inst: Instruction) -> None:
     item: Value | Lazy | None
     if isinstance(iterator, HeldIterator):
         stored = frame.decoded.instructions[frame.next_index].opname == "STORE_FAST"
-        item = held_iterators.next_item(frame.vm, iterator, lazily=stored)
+        item = resumed_iterators.next_item(frame.vm, iterator, lazily=stored)
     else:
         item = frame.vm.next_value(iterator)
     if item is None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dovetail_capture.interpreter.machine.decoding import VERSION, Handler, Row
 from dovetail_capture.interpreter.opcodes import (
-    call_opcodes,
     container_opcodes,
     exceptions,
     jumps,
     names,
     operator_opcodes,
-    stack,
 )
 
 ROWS: tuple[Row, ...] = (
-    *stack.ROWS,
     *names.ROWS,
     *jumps.ROWS,
     *operator_opcodes.ROWS,
-    *call_opcodes.ROWS,
     *container_opcodes.ROWS,
     *exceptions.ROWS,
 )

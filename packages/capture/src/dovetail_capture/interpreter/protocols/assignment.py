@@ -12,12 +12,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.wrappers import is_wrapper_type
 
 from dovetail_capture.interpreter.machine.decoding import VERSION
-from dovetail_capture.interpreter.protocols import (
-    class_attributes,
-    dicts,
-    function_lookup,
-    tensor_lookup,
-)
+from dovetail_capture.interpreter.protocols import builtin_attributes, class_attributes, dicts
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
@@ -55,7 +50,7 @@ def set_attr(vm: Interpreter, obj: Value, name: str, value: Value) -> None:
         _set_function_attr(vm, obj, name, value)
         return
     if isinstance(obj, TensorValue):
-        name = tensor_lookup.SECOND_NAMES.get(name, name)
+        name = builtin_attributes.SECOND_NAMES.get(name, name)
         _, attr = class_attributes.class_lookup(vm, obj.cls, name)
         slot = type(attr) is types.MemberDescriptorType
         if is_wrapper_type(obj.cls) and (slot or not class_attributes.is_data_descriptor(vm, attr)):
@@ -274,10 +269,10 @@ def _set_function_attr(vm: Interpreter, obj: FunctionValue, name: str, value: Va
         obj.name = value.value
     if name in ("__code__", "__defaults__", "__kwdefaults__", "__dict__") or obj.source is not None:
         raise GraphBreakSignal(f"assignment to a function's {name}")
-    if name in function_lookup.FUNCTION_FIELDS:
+    if name in builtin_attributes.FUNCTION_FIELDS:
         obj.special[name] = value
     else:
-        dicts.put(vm, function_lookup.function_fields(obj), Constant(name), value)
+        dicts.put(vm, builtin_attributes.function_fields(obj), Constant(name), value)
 
 
 def _set_by_descriptor(vm: Interpreter, obj: Constant, name: str, value: Value) -> bool:
@@ -341,12 +336,12 @@ def del_attr(vm: Interpreter, obj: Value, name: str) -> None:
             generic_del_attr(vm, obj, name)
         return
     if isinstance(obj, FunctionValue):
-        if name in function_lookup.FUNCTION_FIELDS:
+        if name in builtin_attributes.FUNCTION_FIELDS:
             raise GraphBreakSignal(f"deletion of a function's {name}")
-        if not dicts.delete(vm, function_lookup.function_fields(obj), name):
+        if not dicts.delete(vm, builtin_attributes.function_fields(obj), name):
             class_attributes.missing(vm, obj, name)
         return
-    if isinstance(obj, TensorValue) and tensor_lookup.SECOND_NAMES.get(name, name) == "grad":
+    if isinstance(obj, TensorValue) and builtin_attributes.SECOND_NAMES.get(name, name) == "grad":
         set_attr(vm, obj, name, NONE)  # which is what it does
         return
     raise GraphBreakSignal(f"deletion of attribute `{name}` of {obj.describe()}")

@@ -19,6 +19,7 @@ from dovetail_guards import clauses as c
 from dovetail_capture.interpreter.inputs.rebound_names import is_settled
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts, sequences
+from dovetail_capture.interpreter.protocols.builtin_attributes import function_attr, tensor_attr
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
     MISSING,
@@ -30,13 +31,11 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     missing,
     read_mro,
 )
-from dovetail_capture.interpreter.protocols.function_lookup import function_attr
 from dovetail_capture.interpreter.protocols.object_attributes import (
     bind_to_instance,
     data_descriptor,
     object_attr,
 )
-from dovetail_capture.interpreter.protocols.tensor_lookup import tensor_attr
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
 from dovetail_capture.interpreter.values.containers import (

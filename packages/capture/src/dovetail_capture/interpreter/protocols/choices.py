@@ -13,8 +13,7 @@ import torch
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import record_call
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.interpreter.values.truths import Chosen
+from dovetail_capture.interpreter.values.tensors import Chosen, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -1,15 +1,17 @@
-"""Comparisons and identity: `==`, `<`, `is`."""
+"""Comparisons: `==`, `<`; and `is`, where capture may have made anew what the program has as one
+object."""
 
 from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.graph.random_tensors import decided
-from dovetail_capture.interpreter.protocols import choices, class_attributes, comparison, dicts
+from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts
 from dovetail_capture.interpreter.protocols.choices import COMPARE
 from dovetail_capture.interpreter.protocols.class_attributes import C_METHODS
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
@@ -23,6 +25,7 @@ from dovetail_capture.interpreter.protocols.operands import (
     settled,
 )
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
+from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean, is_not_implemented
 from dovetail_capture.interpreter.values.containers import (
@@ -37,11 +40,12 @@ from dovetail_capture.interpreter.values.containers import (
 from dovetail_capture.interpreter.values.functions import BoundMethod, NativeMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
-from dovetail_capture.interpreter.values.truths import Chosen
+from dovetail_capture.interpreter.values.tensors import ArrayValue, Chosen, TensorValue
+from dovetail_capture.interpreter.values.texts import LateText
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
 
 _PROXY = types.MappingProxyType
 
@@ -180,7 +184,7 @@ def _equal(vm: Interpreter, left: Value, right: Value) -> bool:
     if is_like_a_set(left) and is_like_a_set(right):
         return {hash_key(i) for i in vm.iterate(left)} == {hash_key(i) for i in vm.iterate(right)}
     if isinstance(left, _METHODS) or isinstance(right, _METHODS):
-        return comparison.equal_methods(left, right, functools.partial(is_same, vm))
+        return equal_methods(left, right, functools.partial(is_same, vm))
     if isinstance(left, ObjectValue) and isinstance(right, ObjectValue):
         namespace = types.SimpleNamespace
         if issubclass(left.cls, namespace) and issubclass(right.cls, namespace):
@@ -284,3 +288,50 @@ def equal_methods(left: Value, right: Value, is_same: Callable[[Value, Value], b
     if isinstance(function, Value):
         return is_same(function, other) and is_same(first, second)
     return function is other and is_same(first, second)
+
+
+_MADE_ANEW = (int, float, complex, str, bytes, tuple)
+_EMPTY = ("", b"", ())
+_SMALLEST, _SMALL = -5, 256  # the numbers of which Python has one object each
+
+
+def is_object(vm: Interpreter, left: Value, right: Value) -> bool:
+    """The program's `left is right`. Whether equal numbers, strings and the like are one object
+    is known of small numbers and of what comes from one place, and guarded where it can be."""
+    if left is right or (left.source is not None and left.source is right.source):
+        return True
+    cls = left.python_type()
+    if cls is not right.python_type() and LateText in (left.__class__, right.__class__):
+        return False
+    if cls is right.python_type() and (cls is weakref.ReferenceType or is_proxy(cls)):
+        # (Of an object there is one of each.)
+        if (left.source is None) is not (right.source is None):
+            raise GraphBreakSignal("whether a weak reference made here is one that there was")
+    if cls is not right.python_type() or cls not in _MADE_ANEW:
+        return is_same(vm, left, right)
+    if isinstance(left, Constant) and isinstance(right, Constant):
+        made = left.source is None and right.source is None
+        same = left.value is right.value
+        if same and (made or left.value in _EMPTY):
+            return True
+        if vm.session.guards.can_relate(left.source, right.source):
+            relate = vm.session.guards.same if same else vm.session.guards.distinct
+            relate(left.source, right.source)  # type: ignore[arg-type]
+            return same
+        equal = left.value == right.value or left.value != left.value
+    elif isinstance(left, TupleValue) and isinstance(right, TupleValue):
+        return (not left.items and not right.items) or is_same(vm, left, right)
+    elif isinstance(left, (Constant, SymbolicNumber)) and isinstance(
+        right, (Constant, SymbolicNumber)
+    ):
+        equal = truth(vm, compare(vm, "==", left, right))
+    else:
+        return is_same(vm, left, right)
+    if not equal:
+        return False
+    if cls is int:
+        number = as_python(vm, left)
+        if _SMALLEST <= number <= _SMALL:
+            as_python(vm, right)
+            return True
+    raise GraphBreakSignal(f"whether {left.describe()} is the same object as an equal one")

@@ -9,8 +9,8 @@ from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.comparison import compare, is_same
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
+from dovetail_capture.interpreter.protocols.dicts import member_key
 from dovetail_capture.interpreter.protocols.operands import dunder, has_own
-from dovetail_capture.interpreter.protocols.symbolic_keys import member_key
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value

@@ -10,8 +10,8 @@ from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     dicts,
-    held_iterators,
     object_attributes,
+    resumed_iterators,
     sequences,
     truth_and_length,
 )
@@ -260,9 +260,9 @@ def next_value(vm: Interpreter, iterator: Value) -> Value | None:
     if type(iterator) is GeneratorValue:
         return vm.resume(iterator, None)
     if type(iterator) is HeldIterator:
-        return held_iterators.next_item(vm, iterator)  # type: ignore[no-any-return]
+        return resumed_iterators.next_item(vm, iterator)  # type: ignore[no-any-return]
     if _is_native_iterator(vm, iterator):
-        raise held_iterators.cannot_step(iterator)
+        raise resumed_iterators.cannot_step(iterator)
     try:
         return vm.call_method(iterator, "__next__", [])
     except ProgramException as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_prims.graphs.functional_forms import has_functional_form
 
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value

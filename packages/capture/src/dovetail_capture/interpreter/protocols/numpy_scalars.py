@@ -1,26 +1,59 @@
-"""Arithmetic of NumPy's scalars that are others from call to call.
+"""Arithmetic of NumPy's scalars that are others from call to call; and what `numpy.seterr` says of
+floating-point errors, where NumPy computes at capture.
 
-What comes of it is a scalar of NumPy's again, by NumPy's rules. So the replacement code computes it
-before the graph runs; in the graph it is a number of which nothing is known.
+What comes of such arithmetic is a scalar of NumPy's again, by NumPy's rules. So the replacement
+code computes it before the graph runs; in the graph it is a number of which nothing is known.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dovetail_guards.source import Source
+from dovetail_guards.torch_state import READERS
 
 from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.graph.recorder import Recorder
-from dovetail_capture.interpreter.protocols import numpy_errors
+from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Unread, Value
 from dovetail_capture.interpreter.values.computed_sources import DrawSource
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.session.session import Session
+
+
+def _is_of_numpy(real: Any) -> bool:
+    return type(real).__module__ == "numpy"  # (NumPy's own functions are of classes of its own)
+
+
+def call(
+    session: Session, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> Any:
+    """Call a pure function. What NumPy is to do at floating-point errors is guarded if there was
+    one."""
+    named = kwargs or {}
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not any(map(_is_of_numpy, (function, *args, *named.values()))):
+        return function(*args, **named)
+    try:
+        with numpy.errstate(all="raise"):
+            return function(*args, **named)
+    except FloatingPointError:
+        note(session)
+        return function(*args, **named)
+
+
+def note(session: Session) -> bool:
+    """Guard whether NumPy raises or calls something at floating-point errors. Does it?"""
+    reader: Callable[[], tuple[str, ...]] = READERS["numpy_errors"]
+    errors = reader()
+    session.guards.state("numpy_errors", errors)
+    return bool(errors)
+
 
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
@@ -35,13 +68,13 @@ def arithmetic(session: Session, symbol: str, left: Value, right: Value) -> Cons
     function = _OPERATIONS.get(symbol)
     if function is None or not (_changes(session, left) or _changes(session, right)):
         return None
-    if session.shapes.plain_floats or not _is_outermost(session) or numpy_errors.note(session):
+    if session.shapes.plain_floats or not _is_outermost(session) or note(session):
         return None
     operands = [_operand(session, side) for side in (left, right)]
     if any(operand is None for operand in operands):
         return None
     given, recipes = zip(*operands, strict=True)
-    example = numpy_errors.call(session, function, given)
+    example = call(session, function, given)
     if not _is_scalar(example):
         return None
     session.draws.computes_scalars = True

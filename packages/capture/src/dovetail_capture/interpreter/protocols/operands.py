@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from dovetail_guards.shape_env import DataDependentError
 
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.inputs.rebound_names import is_settled
-from dovetail_capture.interpreter.protocols import class_attributes, numpy_errors, object_attributes
+from dovetail_capture.interpreter.protocols import (
+    class_attributes,
+    numpy_scalars,
+    object_attributes,
+)
 from dovetail_capture.interpreter.protocols.constants import from_python
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
@@ -33,7 +37,7 @@ _ON_SYMBOLS: dict[Any, Callable[..., Any]] = {
 def fold(vm: Interpreter, fn: Callable[..., Any], *args: Any) -> Value:
     """The result of a function of known or symbolic numbers; its error is the program's."""
     try:
-        result = numpy_errors.call(vm.session, _ON_SYMBOLS.get(fn, fn), args)
+        result = numpy_scalars.call(vm.session, _ON_SYMBOLS.get(fn, fn), args)
         if type(result) is torch.SymInt and not _fits(result):
             result = fn(*(int(arg) if type(arg) is torch.SymInt else arg for arg in args))
     except DataDependentError:

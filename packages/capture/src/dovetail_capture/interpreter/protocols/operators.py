@@ -41,8 +41,7 @@ from dovetail_capture.interpreter.values.containers import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
-from dovetail_capture.interpreter.values.truths import Chosen
+from dovetail_capture.interpreter.values.tensors import ArrayValue, Chosen, TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from dovetail_capture.interpreter.inputs.rebound_names import is_settled
-from dovetail_capture.interpreter.protocols import dicts, sequences
+from dovetail_capture.interpreter.protocols import dicts, operands, sequences
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
-from dovetail_capture.interpreter.protocols.operands import (
-    concrete,
-    dunder,
-    fold,
-    has_own,
-    record_call,
-    returned,
-)
 from dovetail_capture.interpreter.protocols.tensor_index import (
     at_symbolic_numbers,
     by_mapped_number,
@@ -53,9 +45,9 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
         mapped = by_mapped_number(vm, rest)
         if mapped is not None:
             rest, place = mapped
-            row = record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
-            return record_call(vm, torch.select, [row, Constant(place), Constant(0)])
-        return record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
+            row = operands.record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
+            return operands.record_call(vm, torch.select, [row, Constant(place), Constant(0)])
+        return operands.record_call(vm, operator.getitem, [found, tensor_key(vm, found, rest)])
     if isinstance(obj, (ListValue, TupleValue)):
         return _sequence_item(vm, obj, key)
     if isinstance(obj, DictValue):
@@ -63,11 +55,11 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
     if isinstance(obj, Constant) and not _has_own_items(vm, obj):
         real = obj.value
         if isinstance(key, SliceValue) and type(real) in (str, bytes, range):
-            return fold(vm, operator.getitem, real, slice_of(vm, key))
+            return operands.fold(vm, operator.getitem, real, slice_of(vm, key))
         real_key = as_python(vm, key)
         if real_key is not UNKNOWN:
-            return fold(vm, operator.getitem, real, real_key)
-    method = dunder(vm, obj, "__getitem__")
+            return operands.fold(vm, operator.getitem, real, real_key)
+    method = operands.dunder(vm, obj, "__getitem__")
     if method is None and issubclass(obj.python_type(), type):
         method = vm.find_attr(obj, "__class_getitem__")
     if method is None or isinstance(obj, (NativeMethod, BoundMethod)):
@@ -80,17 +72,17 @@ def getitem(vm: Interpreter, obj: Value, key: Value) -> Value:
 def _has_own_items(vm: Interpreter, obj: Constant) -> bool:
     """Has a constant items by a method of the program's?"""
     if not isinstance(obj.value, type):
-        return has_own(vm, obj, "__getitem__")
+        return operands.has_own(vm, obj, "__getitem__")
     method = class_lookup(vm, obj.value, "__class_getitem__")[1]
     function = getattr(method, "__func__", None)
     by_class = isinstance(function, types.FunctionType) and not is_settled(function.__module__)
-    return by_class or has_own(vm, obj, "__getitem__")
+    return by_class or operands.has_own(vm, obj, "__getitem__")
 
 
 def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
     """An integer index (`__index__`) of a sequence, or with an empty `of` an integer argument."""
-    key = concrete(key)
-    own = has_own(vm, key, "__index__")
+    key = operands.concrete(key)
+    own = operands.has_own(vm, key, "__index__")
     if isinstance(key, Constant) and hasattr(key.value, "__index__") and not own:
         return operator.index(key.value)
     if isinstance(key, TensorValue):
@@ -98,10 +90,12 @@ def index_of(vm: Interpreter, key: Value, of: str = "list") -> int:
         if known is not UNKNOWN:
             return operator.index(known)
         raise GraphBreakSignal("a tensor used as the index of a Python sequence")
-    method = dunder(vm, key, "__index__")
+    method = operands.dunder(vm, key, "__index__")
     if method is not None:
         made = vm.call(method, [], {})
-        return index_of(vm, returned(vm, made, int, "__index__ returned non-int (type {})"), of)
+        return index_of(
+            vm, operands.returned(vm, made, int, "__index__ returned non-int (type {})"), of
+        )
     if of in ("", "deque"):  # not a subscript, or one of a class that says so
         kind = key.python_type().__name__
         vm.raise_error(TypeError, f"'{kind}' object cannot be interpreted as an integer")
@@ -136,8 +130,8 @@ _CONTAINERS = (ListValue, TupleValue, DictValue)
 
 def _bound(vm: Interpreter, part: Value) -> Value:
     """A bound or the step of a slice, as a number if it is an object that has one."""
-    if isinstance(part, ObjectValue) or has_own(vm, part, "__index__"):
-        if dunder(vm, part, "__index__") is not None:
+    if isinstance(part, ObjectValue) or operands.has_own(vm, part, "__index__"):
+        if operands.dunder(vm, part, "__index__") is not None:
             return Constant(index_of(vm, part))
     elif isinstance(part, Constant):
         if part.value is None or hasattr(part.value, "__index__"):
@@ -165,7 +159,7 @@ def setitem(vm: Interpreter, obj: Value, key: Value, value: Value) -> None:
         found, rest = at_symbolic_numbers(vm, obj, key)
         mapped = by_mapped_number(vm, rest)
         rest = rest if mapped is None else mapped[0]
-        record_call(vm, operator.setitem, [found, tensor_key(vm, found, rest), value])
+        operands.record_call(vm, operator.setitem, [found, tensor_key(vm, found, rest), value])
     elif isinstance(obj, ArrayValue):
         vm.arrays.setitem(vm, obj, key, value)
     elif isinstance(obj, ListValue):
@@ -218,7 +212,7 @@ def _place_in(vm: Interpreter, obj: ListValue, key: Value) -> int:
 
 def _call_special(vm: Interpreter, obj: Value, name: str, args: list[Value], what: str) -> None:
     """Call a special method; TypeError where the class has none and so does not support `what`."""
-    method = dunder(vm, obj, name)
+    method = operands.dunder(vm, obj, name)
     if method is None:
         cls = obj.python_type().__name__
         vm.raise_error(TypeError, f"'{cls}' object does not support {what}")

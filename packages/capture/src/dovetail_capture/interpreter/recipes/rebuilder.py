@@ -18,12 +18,7 @@ from dovetail_capture.interpreter.changes.messages import check_message
 from dovetail_capture.interpreter.machine import Interpreter
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
 from dovetail_capture.interpreter.protocols import dicts
-from dovetail_capture.interpreter.recipes.object_recipes import (
-    iterator_recipe,
-    native_method_recipe,
-    object_recipe,
-)
-from dovetail_capture.interpreter.recipes.tensor_recipes import number_recipe, tensor_recipe
+from dovetail_capture.interpreter.recipes import object_recipes
 from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.session.ledgers import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild
@@ -50,9 +45,8 @@ from dovetail_capture.interpreter.values.functions import (
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, TokenValue
 from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
+from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue, TruthOf
 from dovetail_capture.interpreter.values.texts import LateText
-from dovetail_capture.interpreter.values.truths import TruthOf
 
 _PLAIN_READS: tuple[Any, ...] = tuple(
     cls.__getattribute__ for cls in (object, type, types.ModuleType)
@@ -182,13 +176,13 @@ class Rebuilder:
         if isinstance(item, DictValue) and item.is_instance_dict:
             return r.GetAttr(self.recipe(item.holder), "__dict__")
         if isinstance(item, TensorValue) and source is None:
-            return tensor_recipe(self, item)
+            return object_recipes.tensor_recipe(self, item)
         if isinstance(item, SymbolicNumber) and source is None:
             if isinstance(item, TruthOf) and self.vm.session.recorder.data_env is None:
                 if item.known is None:
                     raise CannotRebuild(item.describe(), item.born)
                 return r.Const(item.known)
-            return number_recipe(self, item)
+            return object_recipes.number_recipe(self, item)
         if source is not None:
             self._check_source(source)
             return r.Const(source.obj) if isinstance(source, ObjectSource) else r.Fetch(source)
@@ -236,12 +230,12 @@ class Rebuilder:
         if isinstance(item, SliceValue):
             return r.Build("slice", self.recipes((item.start, item.stop, item.step)))
         if isinstance(item, ObjectValue):
-            return object_recipe(self, item)
+            return object_recipes.object_recipe(self, item)
         if isinstance(item, BoundMethod):
             parts = (self.recipe(item.function), self.recipe(item.receiver))
             return r.CallFunction(r.Const(types.MethodType), parts)
         if isinstance(item, NativeMethod):
-            return native_method_recipe(self, item)
+            return object_recipes.native_method_recipe(self, item)
         if isinstance(item, SuperValue):
             self.check_lasts(item.cls)
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
@@ -258,7 +252,7 @@ class Rebuilder:
             transform = r.Const(item.transform)
             return r.CallFunction(transform, (self.recipe(item.function),), options)
         if isinstance(item, IteratorValue) and (item.plain or item.over is not None):
-            return iterator_recipe(self, item)
+            return object_recipes.iterator_recipe(self, item)
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(rebuild.ended_generator), (r.Const(item.frame.code),))
         if isinstance(item, HandleValue) and item.late is not None and not item.removed:

@@ -29,11 +29,9 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from dovetail_capture.captured_frame import GraphInput
 from dovetail_capture.interpreter.graph.recorder import Recorder
-from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
+from dovetail_capture.interpreter.session.guard_ledger import GuardLedger, SourceTable
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
-from dovetail_capture.interpreter.session.ledgers import ModeLedger
-from dovetail_capture.interpreter.session.object_ledger import ObjectLedger
-from dovetail_capture.interpreter.session.sources import SourceTable
+from dovetail_capture.interpreter.session.ledgers import ModeLedger, ObjectLedger
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.computed_sources import PlainSource, as_class, is_asked

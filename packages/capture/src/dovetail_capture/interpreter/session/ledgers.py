@@ -1,25 +1,35 @@
-"""Ledgers of effects, of what is read after the frame has ended, and of modes."""
+"""Ledgers of effects, of what is read after the frame has ended, of modes, of random numbers (drawn
+before the graph runs), and of the objects that existed before the frame."""
 
 from __future__ import annotations
 
+import abc
 import contextvars
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from dovetail_guards.float_expr import key_of
+from dovetail_guards.ranges import Range
 from dovetail_guards.source import Source
 from torch.fx import Node
 
-from dovetail_capture.environment.torch_settings import KernelSettings
+from dovetail_capture.environment.torch_state import KernelSettings
+from dovetail_capture.interpreter.session.cached_calls import Kept
 from dovetail_capture.interpreter.values.base import NONE, Value
+from dovetail_capture.interpreter.values.computed_sources import DrawSource
 from dovetail_capture.interpreter.values.containers import DictValue
-from dovetail_capture.interpreter.values.functions import CellValue
-from dovetail_capture.interpreter.values.hooks import Hooked, LateState
-from dovetail_capture.interpreter.values.objects import ContextWrite
+from dovetail_capture.interpreter.values.functions import CellValue, HeldIterator, Hooked, LateState
+from dovetail_capture.interpreter.values.objects import ContextWrite, ObjectValue
 from dovetail_capture.interpreter.values.tensors import CopiedView, TensorValue
+from dovetail_capture.recipe import CallFunction
 
 if TYPE_CHECKING:
     from dovetail_prims.graphs.gradient_hooks import BackwardRead
+
+    from dovetail_capture.interpreter.session.input_ledger import InputLedger
+    from dovetail_capture.interpreter.session.input_shapes import InputShapes
+    from dovetail_capture.interpreter.session.session import Session
 
 
 CallForEffect = tuple[Any, list[Value], dict[str, Value]]
@@ -143,3 +153,117 @@ class ModeLedger:
         """The frame starts in these torch function modes."""
         self.function_modes = list(modes)
         self.first_function_modes = modes
+
+
+class DrawLedger:
+    """Calls for random numbers, in their order, and the symbols of what they give."""
+
+    def __init__(self, shapes: InputShapes, inputs: InputLedger) -> None:
+        self.calls: list[CallFunction] = []
+        self.computes_scalars = False  # are calls for NumPy's arithmetic among them?
+        self.symbols: dict[str, Source] = {}  # of the ints among what they give
+        self.examples: dict[str, int] = {}
+        self._shapes = shapes
+        self._inputs = inputs
+
+    def draw(self, call: CallFunction) -> DrawSource:
+        """Let the replacement code make a call for a random number."""
+        self.calls.append(call)
+        return DrawSource(len(self.calls) - 1)
+
+    def number(
+        self, example: int | float, source: DrawSource, limits: tuple[float, float] | None
+    ) -> Value:
+        """A random number: an input of the graph of which only the limits are known."""
+        env = self._shapes.env
+        size: Any
+        if isinstance(example, int):
+            bounds = Range() if limits is None else Range(int(limits[0]), int(limits[1]))
+            expr = env.create_unbacked(bounds)
+            assert expr.symbol_name is not None
+            env.unchecked.add(expr.symbol_name)  # the graph may not even take it
+            self.symbols[expr.symbol_name] = source
+            self.examples[expr.symbol_name] = example
+            size = env.symint(expr)
+        else:
+            keys = None if limits is None else Range(*map(key_of, limits))
+            size = env.symfloat(env.create_unbacked_float(keys))
+        return self._inputs.symbol(size, source, example)
+
+
+V = TypeVar("V", bound=Value)
+
+
+class ObjectLedger:
+    """One value for each object that existed before, and what was asked of classes."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Value] = {}  # id of a pre-existing object -> its value
+        # ids of the instance dictionaries of known objects -> their values
+        self.instance_dicts: dict[int, DictValue] = {}
+        self.keep_alive: list[Any] = []  # the objects whose ids `known` speaks of
+        # What makes the values of the objects of a class, of those met (`wrap`)
+        self.wrappers: dict[type, Callable[[Session, Any, Source], Value]] = {}
+        self.cached_calls: dict[Any, Kept] = {}  # of what `functools.cache` wraps
+        self.abstract_answers: dict[tuple[type, abc.ABCMeta], bool] = {}  # what was asked of ABCs
+        self.symbolic_keys = False  # is a symbolic int a key of a dictionary?
+        # ids of classes, and of parts of classes, made for this capture only -> the step they were
+        # made in (see `library.local_classes`); `keep_alive` holds them
+        self.stand_ins: dict[int, int] = {}
+        # Weak references and proxies made in the frame, by the id of their target's value: Python
+        # makes one of each kind
+        self.weak_references: dict[tuple[int, type], Value] = {}
+        # Of such classes, those that a call with constants makes anew where the frame returns them
+        self.class_recipes: dict[int, CallFunction] = {}
+
+    def bind(self, real: Any, value: V) -> V:
+        """Let `value` stand for a pre-existing object, which is kept alive."""
+        self.known[id(real)] = value
+        self.keep_alive.append(real)
+        return value
+
+    def bind_instance_dict(self, attributes: dict[str, Any], value: DictValue) -> None:
+        """Let `value` stand for the instance dictionary of a pre-existing object."""
+        self.instance_dicts[id(attributes)] = value
+        self.keep_alive.append(attributes)
+
+    def note_stand_in(self, made: Any, step: int) -> None:
+        """Remember that an object was made for this capture only, in a step of the top frame."""
+        self.stand_ins[id(made)] = step
+        self.keep_alive.append(made)
+
+    def real_of(self, value: Value) -> Any:
+        """The object that existed before and that `value` stands for; None if it is not known."""
+        key = next((key for key, known in self.known.items() if known is value), None)
+        return next((obj for obj in self.keep_alive if id(obj) == key), None)
+
+    def let_go(self) -> None:
+        """Part the values from the objects they stand for: values refer to one another in
+        cycles."""
+        for value in self.known.values():
+            if hasattr(value, "real"):
+                value.real = None
+            if isinstance(value, ObjectValue):
+                value.fields.holder = None
+        self.known.clear()
+        self.keep_alive.clear()
+
+
+class IteratorLedger:
+    """Which iterators the replacement code steps, and how often."""
+
+    def __init__(self) -> None:
+        # (iterator, how many in a row), in their order; what a step takes steps of itself is not
+        # among them.
+        self.steps: list[tuple[HeldIterator, int]] = []
+        self.steps_within = 0
+        self.stepped: dict[int, HeldIterator] = {}  # all that were stepped, by their ids
+
+    def note_step(self, iterator: HeldIterator) -> None:
+        """Let the replacement code take a step of an iterator that existed before."""
+        self.stepped[id(iterator)] = iterator
+        if self.steps_within:
+            return
+        steps = self.steps
+        count = steps.pop()[1] if steps and steps[-1][0] is iterator else 0
+        steps.append((iterator, count + 1))

@@ -7,14 +7,18 @@ from typing import Any
 
 from dovetail_capture.interpreter.graph.recorder import Recorder
 from dovetail_capture.interpreter.session.covered_lines import Offsets, is_measured
-from dovetail_capture.interpreter.session.draw_ledger import DrawLedger
-from dovetail_capture.interpreter.session.guard_ledger import GuardLedger
+from dovetail_capture.interpreter.session.guard_ledger import GuardLedger, SourceTable
 from dovetail_capture.interpreter.session.input_ledger import InputLedger
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
-from dovetail_capture.interpreter.session.ledgers import EffectLedger, LateReadLedger, ModeLedger
-from dovetail_capture.interpreter.session.object_ledger import IteratorLedger, ObjectLedger
-from dovetail_capture.interpreter.session.sources import SourceTable
-from dovetail_capture.interpreter.values.truths import PendingChecks
+from dovetail_capture.interpreter.session.ledgers import (
+    DrawLedger,
+    EffectLedger,
+    IteratorLedger,
+    LateReadLedger,
+    ModeLedger,
+    ObjectLedger,
+)
+from dovetail_capture.interpreter.values.tensors import PendingChecks
 from dovetail_capture.options import CaptureOptions
 
 

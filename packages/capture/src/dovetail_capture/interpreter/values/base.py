@@ -31,6 +31,9 @@ class Value:
         """A short text for graph-break messages."""
         return f"a {self.python_type().__name__}"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.describe():.60})"
+
 
 class Constant(Value):
     """An object known at capture: a number, string, None, dtype or device, or a function, class,
@@ -92,9 +95,6 @@ class Constant(Value):
         except Exception:  # an object that is not finished yet may not be able to tell
             pass
         return f"an object of type {type(real).__qualname__}"
-
-    def __repr__(self) -> str:
-        return f"Constant({self.describe():.60})"
 
 
 class Unread(NamedTuple):

@@ -34,9 +34,6 @@ class TupleValue(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def __repr__(self) -> str:
-        return f"TupleValue({self.items})"
-
 
 class ListValue(Value):
     """A list, or a `collections.deque`. `mutated` means it differs from the pre-existing one.
@@ -88,9 +85,6 @@ class ListValue(Value):
 
     def python_type(self) -> type:
         return self.cls
-
-    def __repr__(self) -> str:
-        return f"ListValue({self._items})"
 
 
 class SliceValue(Value):
@@ -242,9 +236,6 @@ class DictValue(Value):
     def python_type(self) -> type:
         return self.cls
 
-    def __repr__(self) -> str:
-        return f"DictValue({list(self.entries)})"
-
 
 # What was copied, and its copy, by the id of the former. That is kept: an object made later may
 # have the id of one that is no more (a copy would have had the attributes of another object).
@@ -271,9 +262,6 @@ class MemoValue(DictValue):
 
     def describe(self) -> str:
         return "the memo of a deep copy"
-
-    def __repr__(self) -> str:
-        return "MemoValue()"
 
 
 class SetValue(Value):

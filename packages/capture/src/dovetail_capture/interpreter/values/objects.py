@@ -61,9 +61,6 @@ class ObjectValue(Value):
             return f"a {self.real.layout} tensor"
         return f"an object of type {self.cls.__module__}.{self.cls.__qualname__}"
 
-    def __repr__(self) -> str:
-        return f"ObjectValue({self.cls.__name__})"
-
 
 def is_namedtuple(cls: type) -> bool:
     """Was this class made by `namedtuple` or as a `typing.NamedTuple`?"""

@@ -60,13 +60,10 @@ class SymbolicNumber(Value):
     def describe(self) -> str:
         return f"a number that depends on sizes ({self.value})"
 
-    def __repr__(self) -> str:
-        return f"SymbolicNumber({self.value})"
-
 
 class SymbolicKey:
     """Hash key of a symbolic int: equal to those of the same expression. Whether it is one of the
-    other keys of a container, `symbolic_keys.key_among` decides."""
+    other keys of a container, `dicts.key_among` decides."""
 
     __slots__ = ("expr", "number")
 

@@ -1,19 +1,22 @@
 """Tensors: a node of the graph and a fake tensor that answers questions about it. NumPy arrays:
-tensors of the graph that the program sees as `numpy.ndarray`."""
+tensors of the graph that the program sees as `numpy.ndarray`. And values that only the data of
+tensors decides: their truth, and what `min` and `max` choose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import torch
 from dovetail_guards.source import Source
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
+from dovetail_capture.captured_frame import AttemptOptions
+from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 
 
 class TensorValue(Value):
@@ -77,9 +80,6 @@ class TensorValue(Value):
         fake = self.fake
         return fake._sizes if type(fake) is FakeTensor else tuple(fake.shape)
 
-    def __repr__(self) -> str:
-        return f"TensorValue({self.node})"
-
 
 @dataclass(frozen=True)
 class ArraySource(Source):
@@ -112,9 +112,6 @@ class ArrayValue(Value):
     def describe(self) -> str:
         kind = "scalar" if self.is_scalar else "array"
         return f"a numpy {kind} of shape {tuple(self.tensor.sizes)}"
-
-    def __repr__(self) -> str:
-        return f"ArrayValue({self.tensor!r})"
 
 
 @dataclass(frozen=True)
@@ -153,3 +150,85 @@ def array_parts(real: Any) -> tuple[tuple[str, Any], ...]:
         ("strides", real.strides),
         ("flags.writeable", real.flags.writeable),
     )
+
+
+class TruthOf(SymbolicNumber):
+    """The bool that a tensor's truth is, as long as nobody asks what it is: it may yet be checked
+    at the graph's end. `tensor` is one truth value; of the `negated` it is the opposite. `ask`
+    gives a symbolic bool, or breaks the graph. `born` is the step it was made in."""
+
+    __slots__ = ("ask", "born", "known", "negated", "tensor")
+
+    def __init__(
+        self, tensor: TensorValue, negated: bool, ask: Callable[[TruthOf], Any], born: int
+    ) -> None:
+        self.tensor, self.negated, self.ask, self.born = tensor, negated, ask, born
+        self.known: Any = None
+        self.source = None
+
+    @property
+    def value(self) -> Any:
+        """What it is: a bool that was checked to be, else a symbolic one."""
+        if self.known is None:
+            self.known = self.ask(self)
+        return self.known
+
+    def python_type(self) -> type:
+        return bool
+
+    def describe(self) -> str:
+        return "a tensor's truth"
+
+
+@dataclass
+class PendingChecks:
+    """By device whether all hold, and where they are made. None is `allowed` where the frame could
+    not be run again. `raising`: what the graph may raise is "caught" by the program, or "noticed",
+    or is caught where none of its operations raises but for want of a kernel: "perhaps".
+    """
+
+    allowed: bool = True
+    holds: dict[torch.device, TensorValue] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
+    raising: str = ""
+    attempt_options: AttemptOptions = field(default_factory=AttemptOptions)
+    rows: list[Any] = field(default_factory=list)  # of `finally` blocks around what may raise
+    error: BaseException | None = None  # is raised in the next one, to see what it does, ...
+    raised: Value | None = None  # ... and was
+    handlers: dict[tuple[int, int, int], str] = field(default_factory=dict)  # what `try`s do
+
+
+class Chosen(Value):
+    """One of several tensors without dimensions and numbers: `min` or `max` gives the very object,
+    and only data tells which.
+
+    `tensor` holds its number either way, in the dtype that all the tensors have. Where neither the
+    type nor the identity of the object matters, as in arithmetic with other tensors, it stands for
+    the object. Elsewhere, and once one of the tensors `among` which it is was written to, the graph
+    ends before step `born`, which chose.
+    """
+
+    __slots__ = ("among", "born", "tensor", "versions")
+
+    def __init__(self, tensor: TensorValue, among: tuple[TensorValue, ...], born: int) -> None:
+        self.tensor = tensor
+        self.among = among
+        self.versions = [one.fake._version for one in among]
+        self.born = born
+        self.source = None
+
+    def number(self) -> TensorValue:
+        """A tensor of its number."""
+        if self.versions != [one.fake._version for one in self.among]:
+            self.refuse()
+        return self.tensor
+
+    def python_type(self) -> type:
+        self.refuse()
+
+    def describe(self) -> str:
+        return "the tensor or number that `min` or `max` of tensors gives"
+
+    def refuse(self) -> NoReturn:
+        """Which object it is matters: the graph is to end before the choice."""
+        raise MustEndBefore(f"{self.describe()}, as more than an operand", self.born)

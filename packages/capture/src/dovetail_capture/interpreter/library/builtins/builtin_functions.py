@@ -7,19 +7,16 @@ import collections
 import types
 from typing import Any
 
-from dovetail_capture.interpreter.library.builtins.conversions import (
-    to_text,
-)
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.library.builtins.conversions import to_text
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import (
     assignment,
     attributes,
+    builtin_attributes,
+    calls,
     class_attributes,
     comparison,
     dicts,
-    function_lookup,
-    instantiation,
     object_attributes,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -99,7 +96,7 @@ def object_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def object_new(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`object.__new__`, which takes arguments only for a class with an `__init__` alone."""
-    from dovetail_capture.interpreter.protocols.instantiation import native_new
+    from dovetail_capture.interpreter.protocols.calls import native_new
 
     cls = vm.as_python(args[0])
     if len(args) > 1 or kwargs:
@@ -142,7 +139,7 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def globals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return function_lookup.global_names(vm, vm.frames[-1].globals_)
+    return builtin_attributes.global_names(vm, vm.frames[-1].globals_)
 
 
 # --- exceptions, functions, types ----------------------------------------------------------------
@@ -197,7 +194,7 @@ def method_type(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 def type_call(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`type.__call__(cls, ...)`: what a metaclass's own `__call__` builds upon."""
     cls = vm.as_python(args[0])
-    return instantiation.instantiate(vm, cls, args[1:], kwargs, args[0], by_type=True)
+    return calls.instantiate(vm, cls, args[1:], kwargs, args[0], by_type=True)
 
 
 def namespace_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:

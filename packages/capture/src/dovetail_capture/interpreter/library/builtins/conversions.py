@@ -11,8 +11,7 @@ import torch
 
 from dovetail_capture.interpreter.library.builtins.type_functions import callable_
 from dovetail_capture.interpreter.library.torch_functions import data_dependence as checks
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, inlining, operands
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import returned

@@ -18,16 +18,15 @@ from dovetail_capture.interpreter.library.containers.sized_methods import method
 from dovetail_capture.interpreter.library.standard_library import polyfills
 from dovetail_capture.interpreter.library.torch_functions import own_functions
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import (
     choices,
     comparison,
-    held_iterators,
     inlining,
     iteration,
     operands,
     operators,
+    resumed_iterators,
     sequences,
     subscripts,
     truth_and_length,
@@ -105,7 +104,7 @@ def zip_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     strict = "strict" in kwargs and vm.truth(kwargs["strict"])
 
     remake = functools.partial(zip, strict=True) if strict else zip
-    steps = Steps(held_iterators.rows(vm, iterators, strict))
+    steps = Steps(resumed_iterators.rows(vm, iterators, strict))
     return IteratorValue(steps, zip, over=iterators, remake=remake)
 
 
@@ -126,13 +125,13 @@ def enumerate_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def map_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterators = [vm.get_iter(arg) for arg in args[1:]]
-    steps = Steps(held_iterators.mapped(vm, args[0], iterators))
+    steps = Steps(resumed_iterators.mapped(vm, args[0], iterators))
     return IteratorValue(steps, map, over=[args[0], *iterators])
 
 
 def filter_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     iterator = vm.get_iter(args[1])
-    steps = Steps(held_iterators.filtered(vm, args[0], iterator))
+    steps = Steps(resumed_iterators.filtered(vm, args[0], iterator))
     return IteratorValue(steps, filter, over=[args[0], iterator])
 
 

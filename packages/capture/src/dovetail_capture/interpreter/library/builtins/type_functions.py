@@ -17,8 +17,7 @@ from dovetail_guards.source import AttrSource, ClosureSource, GlobalSource, Inst
 from dovetail_prims.node_facts import STATIC
 
 from dovetail_capture.interpreter.library.builtins import local_classes
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import attributes, class_attributes, operands, sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import returned

@@ -17,8 +17,7 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     COMMON_METHODS,
     method_table,
 )
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import (
     comparison,
     dicts,

@@ -11,8 +11,7 @@ from dovetail_capture.interpreter.library.containers.sized_methods import (
     COMMON_METHODS,
     method_table,
 )
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import comparison, operators, sequences, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import has_own

@@ -17,8 +17,7 @@ from dovetail_guards import clauses as c
 from torch.nn import Module, Parameter
 
 from dovetail_capture.interpreter.library.torch_functions.made_tensors import parameter
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import class_attributes, dicts, operands, sequences
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Constant, Value, is_none

@@ -22,32 +22,26 @@ from typing import Any
 from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.changes import messages
-from dovetail_capture.interpreter.machine.handler_types import (
+from dovetail_capture.interpreter.machine.machine import (
     PASS,
     Args,
     Handler,
+    Interpreter,
     Kwargs,
     answering,
     doing,
     telling,
 )
-from dovetail_capture.interpreter.machine.machine import Interpreter
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,
     containment,
-    identity,
     inlining,
     operators,
     subscripts,
 )
 from dovetail_capture.interpreter.protocols.attributes import resolve
-from dovetail_capture.interpreter.protocols.choices import (
-    BINARY,
-    COMPARE,
-    INPLACE,
-    UNARY,
-)
+from dovetail_capture.interpreter.protocols.choices import BINARY, COMPARE, INPLACE, UNARY
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -85,8 +79,8 @@ _OPERATORS: dict[Any, Handler] = {
     operator.contains: telling(containment.contains),
     operator.not_: telling(lambda vm, value: not vm.truth(value)),
     operator.truth: telling(lambda vm, value: vm.truth(value)),
-    operator.is_: telling(identity.is_object),
-    operator.is_not: telling(lambda vm, left, right: not identity.is_object(vm, left, right)),
+    operator.is_: telling(comparison.is_object),
+    operator.is_not: telling(lambda vm, left, right: not comparison.is_object(vm, left, right)),
     operator.index: answering(lambda vm, value: Constant(subscripts.index_of(vm, value, ""))),
     operator.call: op_call,
 }

@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils import stateless
 from torch.utils import _pytree as pytree
 
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import Parts, made_of
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN

@@ -16,17 +16,15 @@ from dovetail_guards.sym_node import SymNode
 from dovetail_prims.shape_rules.views import wrapped
 from dovetail_prims.sizes.size_nodes import STATE
 
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import operators, subscripts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
-from dovetail_capture.interpreter.values.tensors import TensorValue
+from dovetail_capture.interpreter.values.tensors import TensorValue, TruthOf
 from dovetail_capture.interpreter.values.texts import LateText
-from dovetail_capture.interpreter.values.truths import TruthOf
 
 _MOST_NUMBERS = 128  # of a tensor whose `tolist()` becomes numbers of the graph
 

@@ -18,8 +18,7 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
-from dovetail_capture.interpreter.machine.handler_types import Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import sequences
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.session.input_ledger import as_it_is

@@ -12,8 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from dovetail_capture.errors import ModuleToInitialise
 from dovetail_capture.interpreter.graph.random_tensors import may_draw
-from dovetail_capture.interpreter.machine.handler_types import Args, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import Args, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.values.base import Value

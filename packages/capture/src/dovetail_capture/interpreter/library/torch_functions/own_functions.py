@@ -19,8 +19,7 @@ from dovetail_prims.wrappers import is_wrapper_type
 from torch.overrides import get_default_nowrap_functions
 
 from dovetail_capture.interpreter.library.torch_functions.made_tensors import parameter
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import (
     NONE,

@@ -5,7 +5,7 @@ algorithms, the number of threads, and flags of `torch.backends`.
 A change is made for real, so that what is recorded next is recorded under it. If recording is where
 it matters, it is a node of the graph, so that what traces the graph finds it, too; at its end the
 graph puts a setting back, and what the program left changed is changed after it. A setting that
-kernels obey is made before the graph runs, or after it (`torch_settings.KernelSettings`).
+kernels obey is made before the graph runs, or after it (`torch_state.KernelSettings`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from dovetail_guards.torch_state import BACKEND_FLAGS, READERS
 
-from dovetail_capture.environment.torch_settings import Setting
+from dovetail_capture.environment.torch_state import Setting
 from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Value, is_none

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none

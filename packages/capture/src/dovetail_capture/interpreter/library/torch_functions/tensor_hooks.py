@@ -23,13 +23,17 @@ from torch.utils.hooks import RemovableHandle
 
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
-from dovetail_capture.interpreter.changes.late_reads import LASTING, NUMBERS, LateReads, watching
-from dovetail_capture.interpreter.changes.unchanged import no_changes
+from dovetail_capture.interpreter.changes.late_reads import (
+    LASTING,
+    NUMBERS,
+    LateReads,
+    no_changes,
+    watching,
+)
 from dovetail_capture.interpreter.graph.aliasing import may_write
-from dovetail_capture.interpreter.graph.graph_arguments import NotAGraphArgument
+from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.session.ledgers import CallForEffect
@@ -41,9 +45,10 @@ from dovetail_capture.interpreter.values.functions import (
     CellValue,
     FunctionValue,
     HandleValue,
+    Hooked,
+    LateState,
     NativeMethod,
 )
-from dovetail_capture.interpreter.values.hooks import Hooked, LateState
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -10,12 +10,9 @@ from typing import Any
 
 import torch
 from dovetail_guards import clauses as c
-from dovetail_guards.torch_state import (
-    READERS,
-)
+from dovetail_guards.torch_state import READERS
 
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import dicts, inlining, object_attributes
 from dovetail_capture.interpreter.protocols.class_attributes import class_lookup
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN

@@ -7,14 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dovetail_guards.torch_state import (
-    AUTOCAST_DEVICES,
-    READERS,
-    autocast_dtype,
-)
+from dovetail_guards.torch_state import AUTOCAST_DEVICES, READERS, autocast_dtype
 
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
-from dovetail_capture.interpreter.machine.machine import Interpreter
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import dicts
 from dovetail_capture.interpreter.session.ledgers import OpenMode
 from dovetail_capture.interpreter.signals import GraphBreakSignal

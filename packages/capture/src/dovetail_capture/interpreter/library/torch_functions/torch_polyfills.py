@@ -17,7 +17,7 @@ import torch.nn.modules.transformer as torch_transformer
 from torch.distributions import constraints
 
 from dovetail_capture.interpreter.library.standard_library.polyfills import interpreted
-from dovetail_capture.interpreter.machine.handler_types import PASS, Args, Handler, Kwargs
+from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.values.base import Constant
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue

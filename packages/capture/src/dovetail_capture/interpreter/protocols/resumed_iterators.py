@@ -1,9 +1,10 @@
-"""Steps of built-in iterators that existed before the frame ran: begun before a graph break, say.
+"""Iterators that go on: interpreted generators, resumed, thrown into, and dropped while they wait;
+and built-in iterators that existed before the frame ran, begun before a graph break, say.
 
-What such an iterator has still to give is read, not taken: each item is known by its place in the
-rest of it, and guarded there. The steps are taken before the other changes that the frame made are
-replayed, in the order in which the program takes them. Of an iterator over a container that the
-frame has changed, Python takes the next step itself.
+What such a built-in iterator has still to give is read, not taken: each item is known by its place
+in the rest of it, and guarded there. The steps are taken before the other changes that the frame
+made are replayed, in the order in which the program takes them. Of an iterator over a container
+that the frame has changed, Python takes the next step itself.
 """
 
 from __future__ import annotations
@@ -17,14 +18,141 @@ from dovetail_guards import clauses as c
 from dovetail_guards import iterators
 
 from dovetail_capture.interpreter.inputs.input_relations import changed_container
-from dovetail_capture.interpreter.protocols import operators
-from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, is_none
+from dovetail_capture.interpreter.machine import decoding
+from dovetail_capture.interpreter.machine.frame import (
+    MAKE_GENERATOR,
+    YIELD,
+    Frame,
+    GeneratorValue,
+    lets_generator_exit_pass,
+)
+from dovetail_capture.interpreter.protocols import operators, raising
+from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
 from dovetail_capture.interpreter.values.functions import HeldIterator
+from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+
+
+def resume(vm: Interpreter, generator: GeneratorValue, sent: Value | None) -> Value | None:
+    """Run a generator to its next value; None when it ends (its frame's result is then what
+    it returned)."""
+    if generator.finished:
+        generator.frame.result = NONE
+        return None
+    if generator.running:
+        vm.raise_error(ValueError, "generator already executing")
+    if not generator.started and sent is not None and not is_none(sent):
+        if not isinstance(sent, Constant) or sent.value is not None:
+            text = "can't send non-None value to a just-started generator"
+            vm.raise_error(TypeError, text)
+    frame = generator.frame
+    frame.stack.append(sent or NONE)
+    generator.started = generator.running = True
+    left = 0
+    vm.frames.append(frame)
+    try:
+        left = _run_generator(vm, frame)
+    except GraphBreakSignal as signal:
+        vm.note_break(signal)
+        raise
+    finally:
+        vm.frames.pop()
+        generator.running = False
+        if left != YIELD:
+            generator.finished = True
+    assert left != MAKE_GENERATOR
+    return frame.result if left == YIELD else None
+
+
+def _run_generator(vm: Interpreter, frame: Frame) -> int:
+    if decoding.VERSION >= (3, 12):  # an instruction of the generator's does it
+        return frame.run()
+    try:
+        return frame.run()
+    except ProgramException as error:
+        if issubclass(error.value.python_type(), StopIteration):
+            raising.raise_for_stop(vm, error.value)
+        raise
+
+
+def check_generators(vm: Interpreter) -> None:
+    """A generator that is dropped while it waits in a `try` or `with` block runs the end of
+    the block at that moment, which only Python knows: let Python make it then. (`except`
+    clauses for ordinary errors are no such end.)"""
+    for generator in vm.generators:
+        if not generator.started or generator.finished:
+            continue
+        frame = generator.frame
+        row = frame.decoded.entry_for(frame.current.index)
+        while row is not None:
+            handles = frame.decoded.instructions[row.target].opname == "PUSH_EXC_INFO"
+            if handles and not lets_generator_exit_pass(frame, row.target):
+                raise CannotRebuild(
+                    f"the generator {frame.code.co_qualname}, waiting in a `try` or `with`,",
+                    generator.born,
+                )
+            row = frame.decoded.entry_for(row.target)
+
+
+def throw_into(vm: Interpreter, generator: GeneratorValue, error: ObjectValue) -> Value | None:
+    """`generator.throw(error)`."""
+    frame = generator.frame
+    if generator.finished or not generator.started:
+        generator.finished = True
+        raise ProgramException(error)
+    generator.running = True
+    left = 0
+    vm.frames.append(frame)
+    try:
+        unhandled: ObjectValue | None = error
+        send = frame.delegation()
+        if send is not None:
+            try:
+                item = _throw_on(vm, frame.stack[-1], error)
+            except ProgramException as raised:
+                assert isinstance(raised.value, ObjectValue)
+                unhandled = raised.value
+            else:
+                if item is not None:
+                    left, frame.result = YIELD, item
+                    return item
+                if not issubclass(error.cls, GeneratorExit):
+                    unhandled = None
+                    frame.end_delegation(send)
+        if unhandled is not None:
+            frame.current = frame.decoded.instructions[frame.next_index - 1]
+            if frame.handled is not None:  # by the generator, where it waits
+                raising.set_context(vm, unhandled, frame.handled)
+            if not frame._unwind(ProgramException(unhandled)):
+                if issubclass(unhandled.cls, StopIteration):
+                    raising.raise_for_stop(vm, unhandled)
+                raise ProgramException(unhandled)
+        left = _run_generator(vm, frame)
+    finally:
+        vm.frames.pop()
+        generator.running = False
+        if left != YIELD:
+            generator.finished = True
+    return frame.result if left == YIELD else None
+
+
+def _throw_on(vm: Interpreter, receiver: Value, error: ObjectValue) -> Value | None:
+    """Throw into what a generator delegates to, or close it: its next item, if it goes on."""
+    if issubclass(error.cls, GeneratorExit):
+        close = vm.find_attr(receiver, "close")
+        if close is not None:
+            vm.call(close, [], {})
+        return None
+    if isinstance(receiver, GeneratorValue):
+        return throw_into(vm, receiver, error)
+    if vm.find_attr(receiver, "throw") is not None:
+        raise GraphBreakSignal(f"an exception thrown into {receiver.describe()}")
+    raise ProgramException(error)
+
 
 ValueStep = Callable[[], Value | None]
 Step = Callable[[], Value | Lazy | None]
