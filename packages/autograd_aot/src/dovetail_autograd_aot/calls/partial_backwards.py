@@ -10,7 +10,8 @@ cost a forward in memory and time, in loops that train models with frozen parts 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,9 +51,8 @@ class Passage:
     asked: int
     leads: bool
     unasked: int
-    leaves: dict[Paths, Paths] = field(
-        default_factory=dict
-    )  # paths open before: those open after it
+    # Paths open before: those open after it.
+    leaves: dict[Paths, Paths] = field(default_factory=dict)
 
 
 class SeparateBackwards:
@@ -102,7 +102,7 @@ class SeparateBackwards:
             _without_memory(value) if isinstance(value, Tensor) and i not in needed else value
             for i, value in enumerate(values)
         ]
-        ctx.remaining = Remaining(paths, kept, [_version(value) for value in kept])
+        ctx.remaining = Remaining(paths, kept, [getattr(value, "_version", 0) for value in kept])
         if not needed and self.fixed:
             self.without_values[paths] = ctx.remaining
         return bool(needed)
@@ -180,17 +180,10 @@ class SeparateBackwards:
         return found
 
 
-def _union(sets: Sequence[int]) -> int:
-    union = 0
-    for each in sets:
-        union |= each
-    return union
+def _union(sets: Iterable[int]) -> int:
+    return functools.reduce(int.__or__, sets, 0)
 
 
 def _without_memory(value: Tensor) -> Tensor:
     """A tensor of the same sizes, for where nothing reads it."""
     return value.new_empty(()).expand(value.shape)
-
-
-def _version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) else 0

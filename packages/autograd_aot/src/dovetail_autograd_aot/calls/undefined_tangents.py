@@ -96,7 +96,6 @@ class _Zeros:
         self.stands_for: dict[Node, Node] = {}
         self.copies: dict[Node, Node] = {}
         self.ends: dict[int, Node] = {}
-        self.cut: set[Node] = set()
 
     def visit(self, node: Node) -> None:
         """Learn what `node` is; its inputs were visited."""
@@ -148,7 +147,6 @@ class _Zeros:
                 self.ends[number] = result
             self.reached[node] = False
             self.zero.add(node)
-            self.cut.add(node)
 
     def _is_zero(self, node: Node, packet: Any, inputs: list[Node]) -> bool:
         first = node.args[0] if node.args else None
@@ -275,7 +273,7 @@ def _rebuilt(
             return []
         copied = found.copies.get(node)
         read = node.all_input_nodes if copied is None else [copied]
-        if not found.cut.isdisjoint(read):
+        if any(WHOLE_GRADIENT.of(n) in found.ends for n in read):
             raise UncutError(f"{node.name} needs zeros in place of a gradient")
         return [stands_for.get(n, n) for n in read]
 

@@ -80,8 +80,7 @@ def _arange(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
         scaled = b.apply("mul", [at, b.constant(step, dtype)])
         return b.apply("add", [b.constant(start, dtype), scaled])
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 RULES: dict[str, Rule] = {

@@ -90,8 +90,7 @@ def _cat(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
                 result = ctx.builder.apply("where", [below, expr, result])
         return number(ctx, 0, value.dtype, False) if result is None else result
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _pad(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
@@ -112,13 +111,11 @@ def _pad(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
         expr = masked_load(ctx, source, tuple(own), both(ctx, inside, mask))
         return filler if expr is None else ctx.builder.apply("where", [inside, expr, filler])
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _flip(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     source: Value = args[0]
-    value = value_like(tensor_of(node), node.name)
     dims = {d % len(source.shape) for d in args[1]} if source.shape else set()
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
@@ -127,8 +124,7 @@ def _flip(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, An
         )
         return ctx.load(source, own, mask)
 
-    value.loader = loader
-    return value
+    return value_like(tensor_of(node), node.name).made_by(loader)
 
 
 def checked_index(
@@ -208,7 +204,6 @@ def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     used = [p for p in picks if p is not None]
     if any(p.dtype in (torch.bool, torch.uint8) for p in used):
         return NotImplemented  # a mask: the result's size depends on data
-    value = value_like(tensor_of(node), node.name)
     shape = broadcast_shape([p.shape for p in used])
     dims = [d for d, p in enumerate(picks) if p is not None]
     together = dims == list(range(dims[0], dims[-1] + 1))
@@ -218,8 +213,7 @@ def _index(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
         own = picked_indices(ctx, node, picks, source.shape, (lead, shape), indices, mask)
         return ctx.load(source, own, mask)
 
-    value.loader = loader
-    return value
+    return value_like(tensor_of(node), node.name).made_by(loader)
 
 
 def _gather(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
@@ -236,21 +230,18 @@ def _gather(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
         at = checked_index(ctx, node, position, source.shape[dim], mask, dim, "scattered")
         return ctx.load(source, (*indices[:dim], at, *indices[dim + 1 :]), mask)
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _embedding(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     weight, pick = args[0], args[1]
-    value = value_like(tensor_of(node), node.name)
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         position = ctx.load(pick, indices[:-1], mask)
         at = checked_index(ctx, node, position, weight.shape[0], mask, 0, "plain")
         return ctx.load(weight, (at, indices[-1]), mask)
 
-    value.loader = loader
-    return value
+    return value_like(tensor_of(node), node.name).made_by(loader)
 
 
 def _written_over(
@@ -274,7 +265,6 @@ def _written_over(
 
 def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     base, source = args[0], args[1]
-    value = value_like(tensor_of(node), node.name)
     dim = (args[2] if len(args) > 2 else 0) % len(base.shape)
     start = args[3] if len(args) > 3 else None
     end = args[4] if len(args) > 4 else None
@@ -291,15 +281,13 @@ def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dic
         own = (*indices[:dim], (at - low).floordiv(step), *indices[dim + 1 :])
         return _written_over(ctx, base, indices, mask, source, own, inside)
 
-    value.loader = loader
-    return value
+    return value_like(tensor_of(node), node.name).made_by(loader)
 
 
 def _select_scatter(
     ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Value:
     base, source = args[0], args[1]
-    value = value_like(tensor_of(node), node.name)
     dim = args[2] % len(base.shape)
     place = args[3] % base.shape[dim]
 
@@ -308,15 +296,13 @@ def _select_scatter(
         own = (*indices[:dim], *indices[dim + 1 :])
         return _written_over(ctx, base, indices, mask, source, own, inside)
 
-    value.loader = loader
-    return value
+    return value_like(tensor_of(node), node.name).made_by(loader)
 
 
 def _diagonal_scatter(
     ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Value:
     base, source = args[0], args[1]
-    value = value_like(tensor_of(node), node.name)
     rank = len(base.shape)
     shift = args[2] if len(args) > 2 else kwargs.get("offset", 0)
     first = (args[3] if len(args) > 3 else kwargs.get("dim1", 0)) % rank
@@ -330,8 +316,7 @@ def _diagonal_scatter(
         rest = (i for d, i in enumerate(indices) if d not in (first, second))
         return _written_over(ctx, base, indices, mask, source, (*rest, along), inside)
 
-    value.loader = loader
-    return value
+    return value_like(tensor_of(node), node.name).made_by(loader)
 
 
 RULES: dict[str, Rule] = {

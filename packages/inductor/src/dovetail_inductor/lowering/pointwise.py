@@ -51,14 +51,13 @@ def pointwise(
         args = [operand_expr(ctx, o, common, value, indices, mask, compare) for o in operands]
         return ctx.builder.apply("cast", [combine(args)], target)
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
-def _unary(op: str) -> Rule:
+def _plain(op: str, operands: int) -> Rule:
     def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
         dtype = tensor_of(node).dtype
-        return pointwise(ctx, node, args[:1], dtype, lambda e: ctx.builder.apply(op, e))
+        return pointwise(ctx, node, args[:operands], dtype, lambda e: ctx.builder.apply(op, e))
 
     return rule
 
@@ -85,14 +84,6 @@ def _float_test(op: str) -> Rule:
             return ctx.builder.constant(False, torch.bool)
 
         return pointwise(ctx, node, args[:1], dtype, combine)
-
-    return rule
-
-
-def _binary(op: str) -> Rule:
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-        dtype = tensor_of(node).dtype
-        return pointwise(ctx, node, args[:2], dtype, lambda e: ctx.builder.apply(op, e))
 
     return rule
 
@@ -182,8 +173,7 @@ def _logical(op: str) -> Rule:
                     truths.append(ctx.builder.constant(bool(a), torch.bool))
             return ctx.builder.apply(op, truths)
 
-        value.loader = loader
-        return value
+        return value.made_by(loader)
 
     return rule
 
@@ -198,8 +188,7 @@ def _where(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
         x, y = (operand_expr(ctx, o, value.dtype, value, indices, mask) for o in (a, b))
         return ctx.builder.apply("where", [c, x, y])
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
@@ -220,8 +209,7 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
             return expr  # each is one of the wider type, too
         return cast(ctx, expr, value.dtype)
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
@@ -231,8 +219,7 @@ def _copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, An
     def loader(indices: Indices, mask: Expr | None) -> Expr:
         return operand_expr(ctx, args[1], value.dtype, value, indices, mask)
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _pow(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
@@ -266,9 +253,9 @@ def _pow(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any
 def _of_card(card: Card) -> Rule:
     """The scalar op of the operator's name, on operands of the promoted dtype."""
     op = scalar_name(card.name)
-    if card.arity == 1:
-        return _float_test(op) if card.result is Result.BOOL else _unary(op)
-    return _comparison(op) if card.result is Result.BOOL else _binary(op)
+    if card.result is Result.BOOL:
+        return _float_test(op) if card.arity == 1 else _comparison(op)
+    return _plain(op, card.arity)
 
 
 RULES: dict[str, Rule] = {

@@ -310,8 +310,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
             )
             return loader(full, mask)
 
-        value.loader = load
-        return value
+        return value.made_by(load)
 
     return (
         result(var_val, divided(squares, freedom)),

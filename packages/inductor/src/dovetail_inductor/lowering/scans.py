@@ -292,8 +292,7 @@ def _totals(
         return b.apply("where", [infinite, ctx.load(largest, indices), b.apply("add", [top, log])])
 
     total = _value(like, "totals", shape, dtype)
-    total.loader = logarithm
-    return total
+    return total.made_by(logarithm)
 
 
 RULES: dict[str, Rule] = {

@@ -109,8 +109,7 @@ def _reduce(
         def reduced(indices: Indices, mask: Expr | None) -> Expr:
             return cast(ctx, combined.given(ctx.load(total, indices, mask)), value.dtype)
 
-        value.loader = reduced
-        return value
+        return value.made_by(reduced)
     number_of = Value(value.shape, value.stride, torch.int32, value.device, value.origin)
     counted = Target(ctx, number_of, SUM)
     one = b.constant(1, torch.int32)
@@ -130,8 +129,7 @@ def _reduce(
         divisor = b.apply("where", [b.apply("eq", [divisor, nothing]), unit, divisor])
         return b.apply("floordiv", [sum_, divisor])
 
-    value.loader = mean
-    return value
+    return value.made_by(mean)
 
 
 def _scatter_reduce(

@@ -100,8 +100,7 @@ def _put_where(
             new = b.apply("bitwise_or" if is_bool else "add", [old, new])
         return b.apply("where", [holds, new, old])
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _scatter(reduction: Reduction | None) -> Rule:

@@ -92,6 +92,11 @@ class Value:
         """Number of elements."""
         return prod(self.shape)
 
+    def made_by(self, loader: Loader) -> Value:
+        """This value, whose elements a loader makes."""
+        self.loader = loader
+        return self
+
     def forget_memo(self) -> None:
         """Drop what elements were made of: it is made of something else now."""
         self._memo.clear()
@@ -357,13 +362,7 @@ def stride_of(val: torch.Tensor, what: str) -> tuple[int, ...]:
 
 def value_like(val: torch.Tensor, origin: str) -> Value:
     """A value with the metadata of a fake tensor."""
-    return Value(
-        shape_of(val, origin),
-        stride_of(val, origin),
-        val.dtype,
-        val.device,
-        origin,
-    )
+    return Value(shape_of(val, origin), stride_of(val, origin), val.dtype, val.device, origin)
 
 
 def in_order_of(strides: Sequence[int], sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -111,9 +111,7 @@ class Lifetimes:
         """The bytes of some buffers, and of the inputs that the call frees, that are there at each
         step; those on one device, if it is given."""
         due = {n: self.first[n] for n in names if n in self.first} | dict.fromkeys(self.owned, 0)
-        ends = {n: self.last[n] for n in due if n not in self.owned} | dict.fromkeys(self.owned, 0)
-        for position, step in enumerate(self.graph.steps):
-            ends |= dict.fromkeys(step.reads() & self.owned, position)
+        ends = dict.fromkeys(self.owned, 0) | last_uses(self.graph.steps, ()) | self.last
         for name, given in self.taken.items():  # from then on it is that buffer
             ends[given] = self.first[name] - 1
         changes = [0] * (len(self.graph.steps) + 2)

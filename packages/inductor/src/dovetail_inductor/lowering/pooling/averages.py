@@ -74,8 +74,7 @@ def _average(
         count = _divisor(ctx, dims, indices[-rank:], value, *counting)
         return ctx.builder.apply("div", [ctx.load(total, indices, mask), count])
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def _average_backward(

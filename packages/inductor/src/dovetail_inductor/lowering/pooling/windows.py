@@ -198,8 +198,7 @@ def summed(ctx: Context, value: Value, counts: Sequence[int], part: Part) -> Val
         assert total is not None
         return total
 
-    value.loader = loader
-    return value
+    return value.made_by(loader)
 
 
 def masked_part(ctx: Context, source: Value, at: Indices, valid: Expr, mask: Expr | None) -> Expr:
