@@ -25,11 +25,14 @@ class Program:
     make: Make
 
 
-def _of(function: Callable[..., Any], *shapes: Sequence[int]) -> Make:
+def of_shapes(function: Callable[..., Any], *shapes: Sequence[int]) -> Make:
+    """A function of random tensors."""
     return lambda: (function, [torch.randn(tuple(shape)) for shape in shapes])
 
 
-def _module(make: Callable[[], nn.Module], *shapes: Sequence[int], last: bool = False) -> Make:
+def of_module(make: Callable[[], nn.Module], *shapes: Sequence[int], last: bool = False) -> Make:
+    """A module and random tensors, with `last` all in channels-last."""
+
     def made() -> tuple[Callable[..., Any], list[Tensor]]:
         module, inputs = make().eval(), [torch.randn(tuple(shape)) for shape in shapes]
         if last:
@@ -75,23 +78,25 @@ def _along(name: str, dim: int) -> Callable[[Tensor], Any]:
 def _pointwise() -> Iterator[Program]:
     for name, function in _POINTWISE.items():
         for shape in ((64, 256), (4096, 8192)):
-            yield Program(f"{name} {shape}", _of(function, shape))
+            yield Program(f"{name} {shape}", of_shapes(function, shape))
     yield Program(
         "bias_gelu_residual",
-        _of(lambda x, b, r: F.gelu(x + b) + r, (8192, 3072), (3072,), (8192, 3072)),
+        of_shapes(lambda x, b, r: F.gelu(x + b) + r, (8192, 3072), (3072,), (8192, 3072)),
     )
-    yield Program("transpose_add", _of(lambda x, y: x.t() + y, (4096, 4096), (4096, 4096)))
-    yield Program("cat", _of(lambda x, y: torch.cat([x, y], 1), (4096, 2048), (4096, 2048)))
-    yield Program("stack_sum", _of(lambda x, y: torch.stack([x, y]).sum(0), *[(2048, 2048)] * 2))
-    yield Program("roll", _of(lambda x: x.roll(3, 1), (4096, 4096)))
-    yield Program("flip", _of(lambda x: x.flip(-1), (4096, 4096)))
+    yield Program("transpose_add", of_shapes(lambda x, y: x.t() + y, (4096, 4096), (4096, 4096)))
+    yield Program("cat", of_shapes(lambda x, y: torch.cat([x, y], 1), (4096, 2048), (4096, 2048)))
     yield Program(
-        "permute_copy", _of(lambda x: x.permute(0, 2, 3, 1).contiguous(), (32, 64, 128, 128))
+        "stack_sum", of_shapes(lambda x, y: torch.stack([x, y]).sum(0), *[(2048, 2048)] * 2)
     )
-    yield Program("pad", _of(lambda x: F.pad(x, (1, 1, 1, 1)), (32, 64, 112, 112)))
-    yield Program("pixel_shuffle", _of(lambda x: F.pixel_shuffle(x, 2), (16, 64, 128, 128)))
-    yield Program("tril_mul", _of(lambda x: torch.tril(x) * 2, (4096, 4096)))
-    yield Program("outer", _of(lambda x, y: x[:, None] * y, (8192,), (8192,)))
+    yield Program("roll", of_shapes(lambda x: x.roll(3, 1), (4096, 4096)))
+    yield Program("flip", of_shapes(lambda x: x.flip(-1), (4096, 4096)))
+    yield Program(
+        "permute_copy", of_shapes(lambda x: x.permute(0, 2, 3, 1).contiguous(), (32, 64, 128, 128))
+    )
+    yield Program("pad", of_shapes(lambda x: F.pad(x, (1, 1, 1, 1)), (32, 64, 112, 112)))
+    yield Program("pixel_shuffle", of_shapes(lambda x: F.pixel_shuffle(x, 2), (16, 64, 128, 128)))
+    yield Program("tril_mul", of_shapes(lambda x: torch.tril(x) * 2, (4096, 4096)))
+    yield Program("outer", of_shapes(lambda x, y: x[:, None] * y, (8192,), (8192,)))
 
 
 def _reductions() -> Iterator[Program]:
@@ -103,35 +108,36 @@ def _reductions() -> Iterator[Program]:
     }
     for name in _REDUCED:
         for kind, (shape, dim) in shapes.items():
-            yield Program(f"{name} {kind}", _of(_along(name, dim), shape))
-    yield Program("sum all", _of(torch.sum, (8192, 8192)))
-    yield Program("mean square", _of(lambda x: (x * x).mean(), (8192, 8192)))
-    yield Program("topk", _of(lambda x: x.topk(8, -1), (4096, 4096)))
-    yield Program("sort", _of(lambda x: x.sort(-1), (1024, 4096)))
-    yield Program("any", _of(lambda x: (x > 3).any(-1), (8192, 4096)))
+            yield Program(f"{name} {kind}", of_shapes(_along(name, dim), shape))
+    yield Program("sum all", of_shapes(torch.sum, (8192, 8192)))
+    yield Program("mean square", of_shapes(lambda x: (x * x).mean(), (8192, 8192)))
+    yield Program("topk", of_shapes(lambda x: x.topk(8, -1), (4096, 4096)))
+    yield Program("sort", of_shapes(lambda x: x.sort(-1), (1024, 4096)))
+    yield Program("any", of_shapes(lambda x: (x > 3).any(-1), (8192, 4096)))
 
 
 def _norms() -> Iterator[Program]:
-    yield Program("layer_norm", _module(lambda: nn.LayerNorm(1024), (16384, 1024)))
-    yield Program("layer_norm wide", _module(lambda: nn.LayerNorm(8192), (2048, 8192)))
-    yield Program("rms_norm", _module(lambda: nn.RMSNorm(4096), (4096, 4096)))
+    yield Program("layer_norm", of_module(lambda: nn.LayerNorm(1024), (16384, 1024)))
+    yield Program("layer_norm wide", of_module(lambda: nn.LayerNorm(8192), (2048, 8192)))
+    yield Program("rms_norm", of_module(lambda: nn.RMSNorm(4096), (4096, 4096)))
     for last in (False, True):
         kind = " channels-last" if last else ""
         yield Program(
             "group_norm" + kind,
-            _module(lambda: nn.GroupNorm(32, 256), (16, 256, 64, 64), last=last),
+            of_module(lambda: nn.GroupNorm(32, 256), (16, 256, 64, 64), last=last),
         )
         yield Program(
-            "batch_norm" + kind, _module(lambda: nn.BatchNorm2d(256), (32, 256, 56, 56), last=last)
+            "batch_norm" + kind,
+            of_module(lambda: nn.BatchNorm2d(256), (32, 256, 56, 56), last=last),
         )
         yield Program(
             "batch_norm relu" + kind,
-            _module(
+            of_module(
                 lambda: nn.Sequential(nn.BatchNorm2d(64), nn.ReLU()), (32, 64, 112, 112), last=last
             ),
         )
-    yield Program("instance_norm", _module(lambda: nn.InstanceNorm2d(64), (16, 64, 128, 128)))
-    yield Program("normalize", _of(lambda x: F.normalize(x, dim=-1), (65536, 256)))
+    yield Program("instance_norm", of_module(lambda: nn.InstanceNorm2d(64), (16, 64, 128, 128)))
+    yield Program("normalize", of_shapes(lambda x: F.normalize(x, dim=-1), (65536, 256)))
 
 
 def _losses() -> Iterator[Program]:
@@ -140,14 +146,14 @@ def _losses() -> Iterator[Program]:
 
     yield Program("cross_entropy", cross_entropy)
     pair = ((8192, 2048), (8192, 2048))
-    yield Program("mse", _of(F.mse_loss, *pair))
-    yield Program("smooth_l1", _of(F.smooth_l1_loss, *pair))
+    yield Program("mse", of_shapes(F.mse_loss, *pair))
+    yield Program("smooth_l1", of_shapes(F.smooth_l1_loss, *pair))
     yield Program(
-        "bce", _of(lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), *pair)
+        "bce", of_shapes(lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), *pair)
     )
-    yield Program("kl", _of(lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1)), *pair))
-    yield Program("cosine", _of(lambda x, y: F.cosine_similarity(x, y), *pair))
-    yield Program("huber", _of(F.huber_loss, *pair))
+    yield Program("kl", of_shapes(lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1)), *pair))
+    yield Program("cosine", of_shapes(lambda x, y: F.cosine_similarity(x, y), *pair))
+    yield Program("huber", of_shapes(F.huber_loss, *pair))
 
 
 def _convolutions() -> Iterator[Program]:
@@ -176,58 +182,58 @@ def _convolutions() -> Iterator[Program]:
         ),
     }
     for name, (make, shape) in table.items():
-        yield Program(name, _module(make, shape))
-        yield Program(f"{name} channels-last", _module(make, shape, last=True))
-    yield Program("conv1d", _module(lambda: nn.Conv1d(128, 128, 5, padding=2), (16, 128, 4096)))
-    yield Program("conv3d", _module(lambda: nn.Conv3d(16, 32, 3, padding=1), (4, 16, 16, 64, 64)))
-    yield Program("avg_pool3d", _module(lambda: nn.AvgPool3d(3, 2), (8, 32, 32, 64, 64)))
-    yield Program("max_pool3d", _module(lambda: nn.MaxPool3d(2), (8, 32, 32, 64, 64)))
-    yield Program("avg_pool1d", _module(lambda: nn.AvgPool1d(4), (64, 128, 8192)))
-    yield Program("unfold", _of(lambda x: F.unfold(x, 3), (8, 16, 128, 128)))
+        yield Program(name, of_module(make, shape))
+        yield Program(f"{name} channels-last", of_module(make, shape, last=True))
+    yield Program("conv1d", of_module(lambda: nn.Conv1d(128, 128, 5, padding=2), (16, 128, 4096)))
+    yield Program("conv3d", of_module(lambda: nn.Conv3d(16, 32, 3, padding=1), (4, 16, 16, 64, 64)))
+    yield Program("avg_pool3d", of_module(lambda: nn.AvgPool3d(3, 2), (8, 32, 32, 64, 64)))
+    yield Program("max_pool3d", of_module(lambda: nn.MaxPool3d(2), (8, 32, 32, 64, 64)))
+    yield Program("avg_pool1d", of_module(lambda: nn.AvgPool1d(4), (64, 128, 8192)))
+    yield Program("unfold", of_shapes(lambda x: F.unfold(x, 3), (8, 16, 128, 128)))
 
 
 def _products() -> Iterator[Program]:
-    yield Program("mm square", _of(torch.mm, (2048, 2048), (2048, 2048)))
-    yield Program("mm thin", _of(torch.mm, (16384, 32), (32, 16384)))
-    yield Program("mm thin 64", _of(torch.mm, (16384, 64), (64, 16384)))
-    yield Program("mm deep", _of(torch.mm, (64, 65536), (65536, 64)))
-    yield Program("mv", _of(torch.mv, (8192, 8192), (8192,)))
-    yield Program("bmm", _of(torch.bmm, (64, 256, 64), (64, 64, 256)))
+    yield Program("mm square", of_shapes(torch.mm, (2048, 2048), (2048, 2048)))
+    yield Program("mm thin", of_shapes(torch.mm, (16384, 32), (32, 16384)))
+    yield Program("mm thin 64", of_shapes(torch.mm, (16384, 64), (64, 16384)))
+    yield Program("mm deep", of_shapes(torch.mm, (64, 65536), (65536, 64)))
+    yield Program("mv", of_shapes(torch.mv, (8192, 8192), (8192,)))
+    yield Program("bmm", of_shapes(torch.bmm, (64, 256, 64), (64, 64, 256)))
     yield Program(
         "einsum",
-        _of(lambda x, y: torch.einsum("bijl,lk->bijk", x, y), (8, 64, 64, 128), (128, 128)),
+        of_shapes(lambda x, y: torch.einsum("bijl,lk->bijk", x, y), (8, 64, 64, 128), (128, 128)),
     )
-    yield Program("linear", _module(lambda: nn.Linear(1024, 4096), (4096, 1024)))
-    yield Program("linear small", _module(lambda: nn.Linear(128, 128), (32, 128)))
+    yield Program("linear", of_module(lambda: nn.Linear(1024, 4096), (4096, 1024)))
+    yield Program("linear small", of_module(lambda: nn.Linear(128, 128), (32, 128)))
     yield Program(
         "linear gelu",
-        _module(lambda: nn.Sequential(nn.Linear(1024, 4096), nn.GELU()), (4096, 1024)),
+        of_module(lambda: nn.Sequential(nn.Linear(1024, 4096), nn.GELU()), (4096, 1024)),
     )
     yield Program(
         "mlp",
-        _module(
+        of_module(
             lambda: nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512)),
             (2048, 512),
         ),
     )
-    yield Program("addmm", _of(torch.addmm, (2048, 1024), (2048, 512), (512, 1024)))
-    yield Program("bilinear", _module(lambda: nn.Bilinear(64, 64, 64), (4096, 64), (4096, 64)))
+    yield Program("addmm", of_shapes(torch.addmm, (2048, 1024), (2048, 512), (512, 1024)))
+    yield Program("bilinear", of_module(lambda: nn.Bilinear(64, 64, 64), (4096, 64), (4096, 64)))
 
 
 def _attention() -> Iterator[Program]:
     heads = ((8, 16, 1024, 64),) * 3
-    yield Program("sdpa", _of(F.scaled_dot_product_attention, *heads))
+    yield Program("sdpa", of_shapes(F.scaled_dot_product_attention, *heads))
     yield Program(
         "sdpa causal",
-        _of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *heads),
+        of_shapes(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *heads),
     )
     yield Program(
         "attention written",
-        _of(lambda q, k, v: (q @ k.transpose(-1, -2) / 8).softmax(-1) @ v, *heads),
+        of_shapes(lambda q, k, v: (q @ k.transpose(-1, -2) / 8).softmax(-1) @ v, *heads),
     )
     yield Program(
         "rotary",
-        _of(
+        of_shapes(
             lambda x, c, s: x * c + torch.cat([-x[..., 32:], x[..., :32]], -1) * s,
             (8, 16, 1024, 64),
             (1024, 64),
@@ -236,7 +242,9 @@ def _attention() -> Iterator[Program]:
     )
     yield Program(
         "encoder layer",
-        _module(lambda: nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True), (16, 256, 512)),
+        of_module(
+            lambda: nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True), (16, 256, 512)
+        ),
     )
 
 
@@ -264,7 +272,7 @@ def _others() -> Iterator[Program]:
         for both in (False, True):
             yield Program(
                 f"{cell.__name__}{' both ways' if both else ''}",
-                _module(
+                of_module(
                     lambda cell=cell, both=both: cell(  # type: ignore[misc]
                         256, 256, 2, batch_first=True, bidirectional=both
                     ),
@@ -273,14 +281,14 @@ def _others() -> Iterator[Program]:
             )
     yield Program(
         "squeeze_excite",
-        _of(
+        of_shapes(
             lambda x, w, v: x * torch.sigmoid(F.relu(x.mean((2, 3)) @ w) @ v)[:, :, None, None],
             (32, 128, 56, 56),
             (128, 32),
             (32, 128),
         ),
     )
-    yield Program("cdist", _of(torch.cdist, (2048, 64), (2048, 64)))
+    yield Program("cdist", of_shapes(torch.cdist, (2048, 64), (2048, 64)))
 
 
 def programs() -> list[Program]:

@@ -1,7 +1,8 @@
 """Programs of one to five operators beside eager, and beside torch.compile if that is asked for.
 
     python integration_tests/benchmarks/small_programs.py [--device cuda] [--dtypes float32 ...]
-        [--jobs N] [--systems dovetail torch.compile] [--only WORD ...] [--seconds S] [--json FILE]
+        [--cases layers operators] [--only WORD ...] [--systems dovetail torch.compile] [--jobs N]
+        [--seconds S] [--json FILE]
 
 N processes prepare at once and time in turns. A time is that of one call, the device's work
 included, of many in a row; eager and the system alternate, and the ratio is the median of the
@@ -29,13 +30,16 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from small_program_cases import Program, programs
+import small_operator_cases
+import small_program_cases
+from small_program_cases import Program
 
 import dovetail
 from dovetail.bench import measure
 from dovetail.bench.table import machine
 
 LIMIT = 0.98
+CASES: dict[str, Any] = {"layers": small_program_cases, "operators": small_operator_cases}
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,9 @@ def measured(program: Program, dtype: torch.dtype, system: str, options: Any) ->
 
 def _chosen(options: Any) -> list[tuple[Program, str]]:
     words = options.only
-    wanted = [p for p in programs() if not words or any(word in p.name for word in words)]
-    return [(p, dtype) for dtype in options.dtypes for p in wanted]
+    programs = [p for name in options.cases for p in CASES[name].programs()]
+    wanted = [p for p in programs if not words or any(word in p.name for word in words)]
+    return [(p, dtype) for p in wanted for dtype in options.dtypes]
 
 
 def _work(options: Any, share: int) -> None:
@@ -170,6 +175,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--systems", nargs="+", default=["dovetail"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--only", nargs="+", default=[], help="programs with such a word")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.2)
