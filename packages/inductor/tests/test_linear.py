@@ -122,6 +122,26 @@ def test_readers_add_a_convolutions_bias_on_a_gpu(name, dtype):
     assert (got - exact).abs().max() <= (own_kernel - exact).abs().max() + 1e-6
 
 
+@pytest.mark.parametrize("shapes", [((2, 6, 8, 8), (12, 1, 3, 3)), ((2, 6, 9), (6, 1, 4))])
+def test_the_library_adds_the_bias_of_a_depthwise_convolution_that_is_all(shapes):
+    """Its own kernels of those add it before they write."""
+    x, w = (R(shape) for shape in shapes)
+    how = ([1] * (w.ndim - 2), [1] * (w.ndim - 2), [1] * (w.ndim - 2), False, [0] * (w.ndim - 2), 6)
+
+    def calls_and_launches(fn):
+        inputs = (x, w, R(len(w)))
+        gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+        plan = compile_graph(gm, inputs, options=InductorOptions(triton=True))
+        (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
+        torch.testing.assert_close(got, fn(*inputs))
+        (call,) = (s for s in plan.steps if isinstance(s, CallAten))
+        return call.args[2] is not None, sum(isinstance(s, LaunchTriton) for s in plan.steps)
+
+    conv = torch.ops.aten.convolution
+    assert calls_and_launches(lambda x, w, b: conv(x, w, b, *how)) == (True, 0)
+    assert calls_and_launches(lambda x, w, b: conv(x, w, b, *how).relu()) == (False, 1)
+
+
 def test_a_grouped_convolution_over_transposed_rows_gets_its_copy_from_a_kernel():
     """`x.transpose(1, 2)`, which the library would copy."""
 

@@ -82,10 +82,14 @@ def outer_product(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
 
 def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) -> Value:
     """A convolution, and the addition of its bias for the kernels that read it: the library would
-    add that in a kernel of its own, after rounding."""
-    product = extern_call(ctx, node, (*args[:2], None, *args[3:]), {})
+    add that in a kernel of its own, after rounding. But where only the caller reads one of each
+    channel alone, the call adds it: some of the library's own kernels do before they write."""
+    bias, by_channel = args[2], args[8] != 1 and args[1].shape[1] == 1
+    whole = by_channel and all(user.op == "output" for user in node.users)
+    product = extern_call(ctx, node, args if whole else (*args[:2], None, *args[3:]), {})
     assert isinstance(product, Value)
-    bias = args[2]
+    if whole:
+        return product
     rank = len(product.shape)
 
     def channel(indices: Indices, mask: Expr | None) -> Expr:
