@@ -192,3 +192,22 @@ def test_turns_with_narrow_loads_are_unrolled(columns: int) -> None:
     plan = compile_graph(gm, [x], options=options)
     assert ("loop_unroll_factor=4" in source_of(plan)) == (columns == 1023)
     check(fn, x, plan)
+
+
+@pytest.mark.parametrize(
+    ("fn", "columns", "warps"),
+    [
+        (lambda x: x.sum(1), 16, 8),
+        (lambda x: x.argmax(1), 32, 16),
+        (lambda x: x.softmax(1), 32, 16),
+        (lambda x: x.cumsum(1), 64, 8),
+    ],
+    ids=["sum", "position", "two passes", "scan"],
+)
+def test_more_threads_share_narrow_loads_of_which_more_is_kept(
+    fn: Callable[[Tensor], Tensor], columns: int, warps: int
+) -> None:
+    """Blocks of what is kept are in registers, as are the elements of several turns."""
+    plan = compiled(fn, torch.empty(32, 2048, 1023, device="meta"))
+    (kernel,) = (k for k in plan.kernels if isinstance(k, TritonKernel))
+    assert f"range(0, 2048, {columns}" in kernel.source and kernel.num_warps == warps

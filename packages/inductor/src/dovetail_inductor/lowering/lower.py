@@ -45,9 +45,9 @@ from dovetail_inductor.lowering.in_memory import (
     bytes_until_read,
     is_view,
     nodes_in_memory,
+    observed_values,
     realize_if_worth_it,
 )
-from dovetail_inductor.lowering.observed_values import observed_values
 from dovetail_inductor.lowering.reductions import SEEN_AS_ANOTHER_DTYPE
 from dovetail_inductor.lowering.rules import RULES, rule_name
 from dovetail_inductor.lowering.scored_attention import attention_call, is_attention

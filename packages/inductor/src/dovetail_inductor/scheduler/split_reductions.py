@@ -23,8 +23,13 @@ from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.scheduler.loops import piece_index, replace_vars
-from dovetail_inductor.scheduler.split_positions import split_position
-from dovetail_inductor.scheduler.two_stages import Cut, cut_unevenly, divisor, two_stages
+from dovetail_inductor.scheduler.two_stages import (
+    Cut,
+    cut_unevenly,
+    divisor,
+    split_position,
+    two_stages,
+)
 from dovetail_inductor.targets.target import SplitRule
 
 # Of one result: the second stage is to be short.

@@ -1,12 +1,28 @@
-"""The indices of a tile: of each axis the flat index, its mask and its loop variables."""
+"""The indices of a tile: of each axis the flat index, its mask and its loop variables; and those of
+elements side by side in memory that a kernel reads, or writes, in the same turn: one access for
+both.
+
+A loop over two parts (of complex numbers, of a rotation of pairs) is unrolled: each part is then an
+access to every other element, of which a GPU moves the others along. Read as one block of twice the
+length, which is split, or joined before it is written, they are as fast as any other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import prod
 
+import torch
+
+from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.loops import Buffer
+from dovetail_inductor.loop_ir.sizes import any_symbolic
+from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.body import Lines
-from dovetail_inductor.targets.cuda.pairs import pair_mask
 from dovetail_inductor.targets.cuda.tiling import Tiling
+
+Place = tuple[str, Index]  # a buffer, and where in it
 
 
 def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -> None:
@@ -85,3 +101,130 @@ def _shape_of(tiling: Tiling, position: int) -> str:
 def scaled(number: str, factor: int) -> str:
     """The text of a product."""
     return number if factor == 1 else f"({number}) * {factor}"
+
+
+@dataclass
+class Pairs:
+    """The pairs of a kernel's accesses, by the place of the first element. Where the last axis of
+    the tiling has a loop variable `v0`, `w0` is that of blocks of twice the length."""
+
+    tiling: Tiling
+    firsts: frozenset[Place]
+    loaded: dict[Place, str] = field(default_factory=dict)  # a name for each element
+    waiting: dict[Place, str] = field(default_factory=dict)  # what is written with another
+
+    def first(self, buffer: str, index: Index) -> Index | None:
+        """Where the pair begins that an access is part of; None if it is part of none."""
+        return next((i for i in (index, index + -1) if (buffer, i) in self.firsts), None)
+
+    def load(self, lines: Lines, parameter: str, buffer: str, index: Index) -> str | None:
+        """The name of an element as it is in memory; None if it is no part of a pair."""
+        first = self.first(buffer, index)
+        if first is None:
+            return None
+        if (buffer, index) not in self.loaded:
+            free = _free(first)
+            address = f"{parameter} + ({self._address(first)})"
+            both = lines.define(f"tl.load({address}{self._mask(free)})")
+            parts = tuple(lines.fresh() for _ in range(2))
+            shape = f"[{', '.join(map(str, (*self._sizes(free, 1), 2)))}]"
+            lines.add(f"{', '.join(parts)} = tl.split(tl.reshape({both}, {shape}))")
+            self.loaded |= zip(((buffer, first), (buffer, first + 1)), parts, strict=True)
+        return self.loaded[buffer, index]
+
+    def store(self, lines: Lines, parameter: str, place: Place, value: str, free: int) -> bool:
+        """Write a block of all points of the loops `free`, once the other of its pair is there;
+        False if there is no other."""
+        buffer, index = place
+        first = self.first(buffer, index)
+        if first is None:
+            return False
+        self.waiting[place] = value
+        names = [self.waiting.get((buffer, i)) for i in (first, first + 1)]
+        if None not in names:
+            shape = f"[{', '.join(map(str, self._sizes(free, 2)))}]"
+            lines.add(
+                f"tl.store({parameter} + tl.broadcast_to({self._address(first)}, {shape}), "
+                f"tl.interleave({names[0]}, {names[1]}){self._mask(free, False)})"
+            )
+        return True
+
+    def _address(self, first: Index) -> str:
+        axis, position, parts = self.tiling.axes[-1], 0, []
+        names: dict[Var, str] = {}
+        for own in self.tiling.axes:
+            for var in own.vars:
+                names[var] = f"{'w' if own is axis else 'v'}{position}"
+                position += 1
+        for atom, coefficient in first.terms:
+            assert isinstance(atom, Var)
+            factor = coefficient // 2 if atom == axis.vars[-1] else coefficient
+            parts.append(names[atom] if factor == 1 else f"{factor} * {names[atom]}")
+        return " + ".join([*parts, *([str(first.const)] if first.const else [])])
+
+    def _sizes(self, free: int, length: int) -> list[int]:
+        axes = self.tiling.axes
+        sizes = [a.block if any(free >> v.id & 1 for v in a.vars) else 1 for a in axes]
+        return [*sizes[:-1], length * sizes[-1]]
+
+    def _mask(self, free: int, loads: bool = True) -> str:
+        axes = self.tiling.axes
+        masks = [
+            pair_mask(a.mask) if a is axes[-1] else a.mask
+            for a in axes
+            if a.masked and any(free >> v.id & 1 for v in a.vars)
+        ]
+        return f", {' & '.join(masks)}{', other=0' if loads else ''}" if masks else ""
+
+
+def pair_mask(mask: str) -> str:
+    """The name of an axis's mask for blocks of twice the length."""
+    return f"{mask}2"
+
+
+def pairs_of(
+    kernel: FusedKernel,
+    tiling: Tiling,
+    buffers: Mapping[str, Buffer],
+    by_value: Callable[[str], bool],
+) -> Pairs | None:
+    """The pairs of a pointwise kernel; None if it has none."""
+    axis = tiling.axes[-1] if tiling.axes else None
+    if kernel.columns or tiling.looped or axis is None or axis.block == 1 or not axis.vars:
+        return None
+    if any_symbolic(tuple(v.size for a in tiling.axes for v in a.vars)):
+        return None
+    stored: dict[Place, tuple[Var, ...]] = {}
+    read: dict[Place, bool] = {}
+    for nest in kernel.nests:
+        if nest.buffer not in kernel.internal and nest.scatter is None:
+            stored[nest.buffer, nest.index] = nest.vars
+        for load in nest.loads:
+            if load.mask is None and load.buffer not in kernel.writes():
+                read[load.buffer, load.index] = by_value(load.buffer)
+    firsts = {
+        (name, index)
+        for name, index in (*stored, *read)
+        if _begins_pair(index, axis.vars[-1], tiling)
+        and buffers[name].dtype is not torch.bool
+        and (
+            stored.get((name, index), ()) == stored.get((name, index + 1))
+            or (read.get((name, index)) is False and (name, index + 1) in read)
+        )
+    }
+    return Pairs(tiling, frozenset(firsts)) if firsts else None
+
+
+def _begins_pair(index: Index, var: Var, tiling: Tiling) -> bool:
+    """Whether an address is an even one, two after that of the turn before."""
+    known = {v for axis in tiling.axes for v in axis.vars}
+    if any_symbolic((index.const, *(c for _, c in index.terms))):
+        return False
+    even = index.const % 2 == 0 and all(
+        atom in known and coefficient % 2 == 0 for atom, coefficient in index.terms
+    )
+    return even and index.coefficient(var) == 2
+
+
+def _free(index: Index) -> int:
+    return sum(1 << atom.id for atom, _ in index.terms if isinstance(atom, Var))

@@ -10,7 +10,7 @@ import torch
 
 from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.loops import LoopNest, Scan
-from dovetail_inductor.loop_ir.reduction import MAX, MIN, PROD, SUM, Reduction
+from dovetail_inductor.loop_ir.reduction import PROD, SUM, Reduction
 from dovetail_inductor.scheduler.loops import position_index
 from dovetail_inductor.targets.cuda.body import Lines, literal
 from dovetail_inductor.targets.cuda.tiling import Tiling
@@ -19,11 +19,13 @@ from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
 
 @dataclass
 class Accumulator:
-    """A running reduction: the block name, and for argmax/argmin the block of positions."""
+    """A running reduction: the block name, and for argmax/argmin the block of positions; `found`
+    names the extreme elements and their positions, once they are known."""
 
     nest: LoopNest
     value: str
     position: str | None = None
+    found: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,33 +49,49 @@ class Accumulators:
     def start(self, nest: LoopNest) -> Accumulator:
         """A reduction of nothing."""
         value = self.lines.define(self._neutral(nest), "acc")
-        position = None
-        if nest.with_index:
-            kind = "tl.int64" if self.wide else "tl.int32"
-            position = self.lines.define(
-                f"tl.full({self.tiling.accumulator_shape}, {self._far}, {kind})", "pos"
-            )
-        return Accumulator(nest, value, position)
+        if not nest.with_index:
+            return Accumulator(nest, value)
+        # (Columns counted in order: as if the first at each place held the neutral element.)
+        first = f"tl.arange(0, {self.tiling.axes[-1].block})[None, :]"
+        places = first if self._counts_columns(nest) else str(self._far)
+        shape = self.tiling.accumulator_shape
+        return Accumulator(nest, value, self._positions(places, shape))
 
     def whole_row(self, nest: LoopNest, value: str) -> Accumulator:
         """A whole row in one block: neutral elements where the block hangs over."""
-        axis = self.tiling.axes[-1]
-        value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
+        axis, shape = self.tiling.axes[-1], self._block_shape()
+        value = self.lines.define(f"tl.broadcast_to({value}, {shape})")
         if axis.masked:
             neutral = self._neutral(nest, literal_only=True)
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
-        position = self._places(nest) if nest.with_index else None
-        return Accumulator(nest, value, position)
+        if not nest.with_index:
+            return Accumulator(nest, value)
+        return Accumulator(nest, value, self._positions(self._places(nest), shape))
+
+    def _positions(self, places: str, shape: str) -> str:
+        kind = "tl.int64" if self.wide else "tl.int32"
+        return self.lines.define(f"tl.full({shape}, 0, {kind}) + {places}", "pos")
 
     def _counts_columns(self, nest: LoopNest) -> bool:
         """Whether elements are counted in the order in which columns are gone through."""
         return nest.reduce_vars == self.tiling.axes[-1].vars
 
     def _places(self, nest: LoopNest) -> str:
-        """A block's positions among the elements of a row."""
+        """A block's positions among the elements of a row, after all where it hangs over."""
+        axis = self.tiling.axes[-1]
         if self._counts_columns(nest):
-            return self.tiling.axes[-1].name
-        return self.lines.define(self.index(position_index(nest)))
+            return axis.name
+        places = self.lines.define(self.index(position_index(nest)))
+        return f"tl.where({axis.mask}, {places}, {self._far})" if axis.masked else places
+
+    def _finder(self, nest: LoopNest, in_order: bool = False) -> str:
+        """The helper that finds the better of two elements with their positions, of which with
+        `in_order` the second comes later."""
+        assert nest.reduction is not None
+        name = "dv_next" if in_order else "dv_first"
+        name = f"{name}_{'max' if nest.reduction.finds_largest else 'min'}"
+        self.use(name)
+        return name
 
     def accumulate(self, accumulator: Accumulator, value: str) -> None:
         """A block taken in."""
@@ -83,28 +101,17 @@ class Accumulators:
         value = self.lines.define(f"tl.broadcast_to({value}, {self._block_shape()})")
         assert nest.reduction is not None
         if accumulator.position is not None:
-            better = f"({value} {'>' if nest.reduction.finds_largest else '<'} {acc})"
-            if dtype.is_floating_point:
-                better = f"({better} | (({value} != {value}) & ({acc} == {acc})))"
-            places = self._places(nest)
-            if self._counts_columns(nest):
-                better = f"({better} | ({accumulator.position} == {self._far}))"
-            else:  # nor are equals met in that order
-                equal = f"({value} == {acc})"
-                if dtype.is_floating_point:
-                    equal = f"({equal} | (({value} != {value}) & ({acc} != {acc})))"
-                better = f"({better} | ({equal} & ({places} < {accumulator.position})))"
             if axis.masked:
-                better = f"({better} & {axis.mask})"
-            better = self.lines.define(better)
-            self.lines.add(f"{acc} = tl.where({better}, {value}, {acc})")
+                value = f"tl.where({axis.mask}, {value}, {acc})"
+            finder = self._finder(nest, self._counts_columns(nest))
+            position = accumulator.position
             self.lines.add(
-                f"{accumulator.position} = tl.where({better}, {places}, {accumulator.position})"
+                f"{acc}, {position} = {finder}({acc}, {position}, {value}, {self._places(nest)})"
             )
             return
         if self.tiling.folds > 1:
             value = self._folded(nest, value)
-        both = _combined(nest.reduction, acc, value, dtype, self.use)
+        both = emit_op(nest.reduction.combine, [acc, value], dtype, dtype, self.use)
         if axis.masked and self.tiling.folds == 1:
             both = f"tl.where({axis.mask}, {both}, {acc})"
         self.lines.add(f"{acc} = {both}")
@@ -125,23 +132,20 @@ class Accumulators:
             step = f"tl.where({axis.mask}, {step}, {total.value})"
         self.lines.add(f"{total.value} = {step}")
 
-    def across(self, accumulator: Accumulator) -> str:
-        """The result of each row."""
-        nest, acc = accumulator.nest, accumulator.value
+    def across(self, nest: LoopNest, accumulator: Accumulator) -> str:
+        """The result of each row for `nest`: where its extreme element is, or that itself."""
+        acc = accumulator.value
         dtype = nest.body.dtype
         along = len(self.tiling.axes) - 1
         spread = "[" + ", ".join([":"] * along + ["None"]) + "]"
         assert nest.reduction is not None
         if accumulator.position is not None:
-            kind = MAX if nest.reduction.finds_largest else MIN
-            best = self.lines.define(_reduced(kind, acc, dtype, along, self.use) + spread)
-            is_best = f"({acc} == {best})"
-            if dtype.is_floating_point:
-                is_best = f"({is_best} | (({acc} != {acc}) & ({best} != {best})))"
-            if not self.tiling.looped and self.tiling.axes[-1].masked:
-                is_best = f"({is_best} & {self.tiling.axes[-1].mask})"
-            where = self.lines.define(f"tl.where({is_best}, {accumulator.position}, {self._far})")
-            return self.lines.define(f"tl.min({where}, {along}){spread}.to(tl.int64)")
+            if accumulator.found is None:
+                both = f"tl.reduce(({acc}, {accumulator.position}), {along}, {self._finder(nest)})"
+                accumulator.found = self.lines.define(both)
+            if nest.with_index:
+                return self.lines.define(f"{accumulator.found}[1]{spread}.to(tl.int64)")
+            return self.lines.define(f"{accumulator.found}[0]{spread}")
         return self.lines.define(_reduced(nest.reduction, acc, dtype, along, self.use) + spread)
 
     def _folded(self, nest: LoopNest, value: str) -> str:
@@ -184,9 +188,9 @@ class Accumulators:
         element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
         value = self.lines.define(_scanned(how, element, along, self.use))
         if before is not None:
-            value = self.lines.define(_joined(how, before, value, self.use))
+            value = self.lines.define(f"{_helper(how, self.use)}({before}, {value})")
             block = _block_total(how, element, along, self.use) + spread
-            self.lines.add(f"{before} = {_joined(how, before, block, self.use)}")
+            self.lines.add(f"{before} = {_helper(how, self.use)}({before}, {block})")
         if scan.dtype is not nest.body.dtype:
             value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
         return value
@@ -202,13 +206,6 @@ _SCAN_HELPERS = {
     "logaddexp": "dv_logaddexp",
 }  # fmt: skip
 _FLOAT_HELPERS = {"mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min"}
-
-
-def _combined(
-    reduction: Reduction, a: str, b: str, dtype: torch.dtype, use: Callable[[str], None]
-) -> str:
-    """Two partial results as one, element by element. `use` is told what helper the text calls."""
-    return emit_op(reduction.combine, [a, b], dtype, dtype, use)
 
 
 def _reduced(
@@ -250,11 +247,6 @@ def _scanned(reduction: Reduction, value: str, along: int, use: Callable[[str], 
     if reduction in (SUM, PROD):
         return f"tl.cum{reduction}({value}, {along})"
     return f"tl.associative_scan({value}, {along}, {_helper(reduction, use)})"
-
-
-def _joined(reduction: Reduction, a: str, b: str, use: Callable[[str], None]) -> str:
-    """Two totals as one, element by element."""
-    return f"{_helper(reduction, use)}({a}, {b})"
 
 
 def _block_total(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:

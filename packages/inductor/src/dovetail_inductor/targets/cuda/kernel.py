@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
-from dovetail_inductor.loop_ir.handlers import count, interpret
+from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -26,19 +26,20 @@ from dovetail_inductor.targets.cuda.assemble import (
     assemble,
     passed_by_value,
 )
-from dovetail_inductor.targets.cuda.axes import define_axis, define_grid
+from dovetail_inductor.targets.cuda.axes import Pairs, define_axis, define_grid, pairs_of
 from dovetail_inductor.targets.cuda.block_accumulators import (
     Accumulator,
     Accumulators,
     rounded_product,
 )
 from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines, Reads, no_reads
-from dovetail_inductor.targets.cuda.pairs import Pairs, pairs_of
 from dovetail_inductor.targets.cuda.passes import (
     Pass,
     by_pass,
     computed,
+    extreme_with_place,
     factors_of_sum,
+    is_dear,
     is_of_rows,
     online_softmax,
     passing,
@@ -60,11 +61,6 @@ def emit_kernel(
     whole = replace(body, text=f"    pid = tl.program_id(0)\n{body.text}")
     name = f"{body.kind}_{operators_of(kernel.nests)}"
     return assemble(name, whole, body.tiling.programs, buffers, dependent=dependent)
-
-
-# A stored value that takes more than this many additions is read back, from a cache or at memory's
-# speed, at which that much can be computed meanwhile.
-_DEAR = 40
 
 
 @dataclass
@@ -96,6 +92,11 @@ class Emission:
     def narrow(self) -> bool:
         """True if all that is made of transcendental functions is stored in 2 bytes."""
         return stores_narrow(self.kernel, self.buffers)
+
+    @cached_property
+    def whole(self) -> dict[str, Accumulator]:
+        """Reductions of rows in one block."""
+        return {}
 
     @cached_property
     def online(self) -> dict[str, str]:
@@ -205,7 +206,10 @@ class Emission:
             self._store(nest, self._full_value(nest))
         else:
             value = self._rounded_product(nest) or self._full_value(nest)
-            self._finish(self._accumulators.whole_row(nest, value))
+            found = extreme_with_place(self.kernel.nests, nest)
+            if found.buffer not in self.whole:
+                self.whole[found.buffer] = self._accumulators.whole_row(found, value)
+            self._finish(nest, self.whole[found.buffer])
 
     def _rounded_product(self, nest: LoopNest) -> str | None:
         """The products that a nest adds up, or None if it adds up something else, or if each
@@ -223,9 +227,9 @@ class Emission:
             self.lines.add("tl.debug_barrier()")
         self._hoist(nests)
         self._start_totals(computed(self.kernel, nests, self.now.stored))
-        accumulators = {
-            n.buffer: self._accumulators.start(n) for n in nests if n.reduction is not None
-        }
+        found = {n.buffer: extreme_with_place(nests, n) for n in nests if n.reduction is not None}
+        begun = {n.buffer: self._accumulators.start(n) for n in nests if found.get(n.buffer) is n}
+        accumulators = {buffer: begun[nest.buffer] for buffer, nest in found.items()}
         if self.tiling.folds > 1 and axis.masked and not is_symbolic(axis.size):
             # All blocks but the last need no mask.
             masked, whole = self.tiling, axis.size // axis.block * axis.block
@@ -240,15 +244,9 @@ class Emission:
             loop = f"for start in {turns if unroll > 1 else f'range({bounds})'}:"
             self._turns(nests, accumulators, loop)
         self._finish_all(accumulators)
-        self.now.stored |= {n.buffer for n in nests if n.reduction is None and self._is_dear(n)}
-
-    def _is_dear(self, nest: LoopNest) -> bool:
-        """Whether a value is read back where it has been stored: it is not rounded by that."""
-        exact = self.buffers[nest.buffer].dtype is nest.body.dtype
-        counted = count([nest.body])
-        if nest.scan is not None:
-            return exact
-        return exact and counted.cost - counted.loads > _DEAR
+        self.now.stored |= {
+            n.buffer for n in nests if n.reduction is None and is_dear(n, self.buffers)
+        }
 
     def _turns(
         self, nests: list[LoopNest], accumulators: Mapping[str, Accumulator], loop: str | None
@@ -267,7 +265,13 @@ class Emission:
                 self._store(nest, value)
                 continue
             accumulator = accumulators[nest.buffer]
-            totals = [accumulators[s] for s, m in self.online.items() if m == nest.buffer]
+            if accumulator.nest is not nest:
+                continue  # accumulated together with its place
+            totals = [
+                accumulators[s]
+                for s, m in self.online.items()
+                if accumulators.get(m) is accumulator
+            ]
             before = self.lines.define(f"{accumulator.value} + 0") if totals else ""
             self._accumulators.accumulate(accumulator, value)
             for total in totals:
@@ -277,17 +281,16 @@ class Emission:
         self.now.full, self.now.memo = {}, {}
 
     def _finish_all(self, accumulators: Mapping[str, Accumulator]) -> None:
-        for buffer, accumulator in accumulators.items():
-            if buffer not in self.online:
-                self._finish(accumulator)
-        for buffer, maximum in self.online.items():
-            if buffer in accumulators:
-                scaled, lanes = accumulators[buffer].value, accumulators[maximum].value
-                shift = [subtracted_in(self.kernel, buffer)]
+        nests = [nest for nest in self.kernel.nests if nest.buffer in accumulators]
+        for nest in sorted(nests, key=lambda nest: nest.buffer in self.online):
+            accumulator, maximum = accumulators[nest.buffer], self.online.get(nest.buffer)
+            if maximum is not None:
+                scaled, lanes = accumulator.value, accumulators[maximum].value
+                shift = [subtracted_in(self.kernel, nest.buffer)]
                 (subtracted,) = interpret(shift, self._emitter(), self.row_memo)
                 factor = f"tl.exp({lanes} - {subtracted})"
                 self.lines.add(f"{scaled} = {rounded_product(scaled, factor)}")
-                self._finish(accumulators[buffer])
+            self._finish(nest, accumulator)
 
     def _hoist(self, nests: list[LoopNest]) -> None:
         """Compute before the loop what is the same for all columns."""
@@ -335,10 +338,9 @@ class Emission:
             if nest.scan is not None
         }
 
-    def _finish(self, accumulator: Accumulator) -> None:
+    def _finish(self, nest: LoopNest, accumulator: Accumulator) -> None:
         """Combine along the columns, keep the row value and store it."""
-        nest = accumulator.nest
-        value = self._accumulators.across(accumulator)
+        value = self._accumulators.across(nest, accumulator)
         self.rows[nest.buffer] = value
         self._store(nest, value)
 

@@ -3,14 +3,19 @@ reductions form a softmax whose sum follows its maximum in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load
-from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.handlers import count
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.scheduler.kernels import FusedKernel
+
+# A stored value that takes more than this many additions is read back, from a cache or at memory's
+# speed, at which that much can be computed meanwhile.
+_DEAR = 40
 
 
 @dataclass
@@ -77,6 +82,28 @@ def factors_of_sum(kernel: FusedKernel, nest: LoopNest) -> tuple[Expr, ...] | No
     while isinstance(body, Load) and body.mask is None and body.buffer in own:
         body = own[body.buffer].body
     return body.args if isinstance(body, Apply) and body.op == "mul" else None
+
+
+def extreme_with_place(nests: Sequence[LoopNest], nest: LoopNest) -> LoopNest:
+    """Of a reduction: the one that finds where the extreme elements are that it gives, if it is
+    among `nests`, or itself."""
+    if nest.reduction is None or not nest.reduction.is_extreme:
+        return nest
+    of = (nest.reduction.of_values, nest.vars, nest.reduce_vars)
+    for other in nests:
+        if other.with_index and other.reduction is not None and other.body is nest.body:
+            if (other.reduction.of_values, other.vars, other.reduce_vars) == of:
+                return other
+    return nest
+
+
+def is_dear(nest: LoopNest, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a nest's values are read back where they are stored, which must not round them."""
+    counted = count([nest.body])
+    if nest.reduction is not None:
+        return False
+    dear = nest.scan is not None or counted.cost - counted.loads > _DEAR
+    return dear and buffers[nest.buffer].dtype is nest.body.dtype
 
 
 def rows_read(kernel: FusedKernel, nests: Sequence[LoopNest]) -> frozenset[str]:
@@ -164,6 +191,7 @@ def _shifted(kernel: FusedKernel, total: str) -> tuple[Expr, Expr] | None:
 
 
 __all__ = [
-    "Pass", "by_pass", "computed", "factors_of_sum", "is_of_rows", "online_softmax",
-    "passing", "read_again", "reads_before_it_writes", "rows_read", "subtracted_in",
+    "Pass", "by_pass", "computed", "extreme_with_place", "factors_of_sum", "is_dear", "is_of_rows",
+    "online_softmax", "passing", "read_again", "reads_before_it_writes", "rows_read",
+    "subtracted_in",
 ]  # fmt: skip

@@ -252,7 +252,8 @@ def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Va
 def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling:
     """Neighbours in memory are other rows, `along` a run of loops: a program has a stripe of rows,
     64 bytes wide or so at least, and several loads on their way in every thread; where each is
-    `narrow`, those of several turns."""
+    `narrow`, those of several turns, with few elements of each (registers hold what comes and what
+    is kept). Of a position or in several passes more is kept: more threads share it."""
     rows = kernel.rows
     if hint_of(prod(v.size for v in along)) >= SIDE:
         rows = (*(v for v in rows if v not in along), *along)
@@ -262,6 +263,12 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling
         width //= 2
     x = Axis("x", rows, min(width, power_of_two(points)))
     elements = 4096 if columns * x.block >= 4096 else 2048
+    scans = any(n.scan is not None for n in kernel.nests)
+    few = narrow and not scans and not is_symbolic(kernel.column_points)
+    few = few and columns * x.block >= 4096 * UNROLL
+    if few:
+        more = any(n.with_index for n in kernel.nests) or read_again(kernel)
+        elements = 2048 if more else 1024
     r = Axis("r", kernel.columns, min(power_of_two(columns), max(16, elements // x.block)))
     looped = is_symbolic(r.size) or r.blocks > 1
     tile = r.block * x.block
@@ -271,6 +278,7 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling
     inside = {(name, i) for name, i in accesses(kernel) if i.variables() & set(kernel.columns)}
     many = looped or len(inside) > 4
     warps = 8 if tile >= 2048 and many else max(2, min(4, tile // 128))
+    warps = tile // 128 if few else warps
     turns = 0 if is_symbolic(r.size) else r.blocks
     return Tiling((x, r), True, looped, warps, unroll=UNROLL if narrow and turns >= UNROLL else 1)
 

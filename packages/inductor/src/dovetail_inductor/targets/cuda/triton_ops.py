@@ -43,6 +43,15 @@ POINTER_TYPES: Mapping[torch.dtype, str] = {
     torch.float8_e5m2: "*fp8e5",
 }
 
+# The extreme one of two elements, and where it is: NaN is extreme, too.
+_NEXT = """def dv_next_{0}(a, i, b, j):
+    better = ~(b {1} a) & (a == a)
+    return tl.where(better, b, a), tl.where(better, j, i)"""
+_FIRST = """def dv_first_{0}(a, i, b, j):
+    equal = (b == a) | ((b != b) & (a != a))
+    better = (~(b {1} a) & (a == a)) | (equal & (j < i))
+    return tl.where(better, b, a), tl.where(better, j, i)"""
+
 # expm1 and log1p: W. Kahan's compensation, accurate to a few ulp for every argument, from exp and
 # log alone. Quotients of floats are rounded as IEEE says, and remainders exact: what rounds a
 # quotient down would make much of its last digit. The others are textbook identities.
@@ -55,6 +64,10 @@ HELPERS: Mapping[str, tuple[tuple[str, ...], str]] = {
         (),
         "def dv_min(a, b):\n    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
     ),
+    "dv_first_max": ((), _FIRST.format("max", "<=")),
+    "dv_first_min": ((), _FIRST.format("min", ">=")),
+    "dv_next_max": ((), _NEXT.format("max", "<=")),
+    "dv_next_min": ((), _NEXT.format("min", ">=")),
     "dv_add": ((), "def dv_add(a, b):\n    return a + b"),
     "dv_mul": ((), "def dv_mul(a, b):\n    return a * b"),
     "dv_logaddexp": (
