@@ -48,7 +48,7 @@ def test_one_argument(name, most):
         assert torch.equal(got.isnan() | got.signbit(), got.isnan() | fn(x).signbit())
 
 
-@pytest.mark.parametrize(("name", "most"), [("atan2", 0.55), ("hypot", 0.51)])
+@pytest.mark.parametrize(("name", "most"), [("atan2", 0.55), ("hypot", 0.51), ("pow", 0.51)])
 def test_two_arguments(name, most):
     fn = getattr(torch, name)
     for x, y in ((many(), many().flip(0)), PAIRS.unbind(1)):

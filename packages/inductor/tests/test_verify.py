@@ -17,7 +17,7 @@ from dovetail_inductor.lowering.lower import lower
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import PassLog, find_error
 from dovetail_inductor.scheduler.fuse import fuse
-from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
+from dovetail_inductor.targets.cpu.syntax import ScopeError, check_scopes
 from dovetail_inductor.verify import LoopError, verify
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table

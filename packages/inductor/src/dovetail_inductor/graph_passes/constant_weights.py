@@ -36,18 +36,13 @@ _TRANSPOSED = 6  # argument of a convolution
 @dataclass(frozen=True)
 class PreparedGraph:
     """A graph in two. `prepare` takes the inputs at the positions `weights` and gives what `rest`
-    takes after all inputs of the whole graph; its results share no memory with the inputs."""
+    takes after all inputs of the whole graph, where its results lie as `prepared` does; these share
+    no memory with the inputs."""
 
     weights: tuple[int, ...]
     prepare: GraphModule
     rest: GraphModule
-
-    @property
-    def prepared(self) -> list[FakeTensor]:
-        """What `prepare` gives, with the strides that `rest` relies on."""
-        placeholders = [n for n in self.rest.graph.nodes if n.op == "placeholder"]
-        (output,) = (n for n in self.prepare.graph.nodes if n.op == "output")
-        return [n.meta["val"] for n in placeholders[-len(output.args[0]) :]]
+    prepared: tuple[FakeTensor, ...]
 
 
 def prepare_weights(gm: GraphModule, constant: Collection[int]) -> PreparedGraph | None:
@@ -306,7 +301,8 @@ def _split(gm: GraphModule, graph: Graph, constant: set[Node]) -> PreparedGraph 
             graph.erase_node(node)
     rest = GraphModule(gm, graph)
     rest.meta.update(gm.meta)
-    return PreparedGraph(weights, GraphModule(gm, prepare), rest)
+    prepared = tuple(fake_of(node) for node in results)
+    return PreparedGraph(weights, GraphModule(gm, prepare), rest, prepared)
 
 
 __all__ = ["PreparedGraph", "prepare_weights"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dovetail_inductor.targets.cpu.cpu_target import CPU
-from dovetail_inductor.targets.cpu.scopes import ScopeError, check_scopes
+from dovetail_inductor.targets.cpu.syntax import ScopeError, check_scopes
 from dovetail_inductor.targets.cuda.cuda_target import CUDA
 from dovetail_inductor.targets.target import Target
 

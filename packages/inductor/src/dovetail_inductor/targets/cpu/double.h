@@ -27,9 +27,8 @@ DV_LIBRARY(asin_, asin) DV_LIBRARY(acos_, acos) DV_LIBRARY(atan_, atan) DV_LIBRA
 DV_LIBRARY(cosh_, cosh) DV_LIBRARY(asinh_, asinh) DV_LIBRARY(acosh_, acosh)
 DV_LIBRARY(atanh_, atanh)
 DV_LIBRARY(erfc_, erfc) DV_LIBRARY(lgamma_, lgamma)
-DV_LIBRARY2(atan2_, atan2) DV_LIBRARY2(hypot_, hypot)
+DV_LIBRARY2(atan2_, atan2) DV_LIBRARY2(hypot_, hypot) DV_LIBRARY2(float_pow, pow)
 }  // namespace library
-DV_LIBRARY2(float_pow, pow)
 
 // Coefficients from the highest power down.
 template <class X> DV X horner(X x, X acc) { return acc; }

@@ -16,7 +16,7 @@ from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
 from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
-from dovetail_inductor.targets.cpu.segments import Segment, segments_of
+from dovetail_inductor.targets.cpu.segments import Segment, ShortLoops, segments_of, short_loops
 from dovetail_inductor.targets.cpu.shape import (
     TILE_BYTES,
     KernelShape,
@@ -25,7 +25,6 @@ from dovetail_inductor.targets.cpu.shape import (
     is_transposed,
     lanes_of,
 )
-from dovetail_inductor.targets.cpu.short_loops import ShortLoops, short_loops
 from dovetail_inductor.targets.cpu.syntax import (
     ARITHMETIC,
     SIZE_FUNCTIONS,

@@ -274,6 +274,26 @@ template <class X> DV X nextafter_(X x, X y) {
   return sel(mask((x != x) | (y != y)), x + y, r);
 }
 
+template <class D> DV D power_of_floats(D base, D e) {  // (the series of 2^r = e^(r log(2)))
+  D k;
+  Pair<D> rest = log_rest(base, k);
+  D t = e * fma_(rest.hi + rest.lo, full<D>(1.4426950408889634), k);
+  t = t > 1000. ? full<D>(1000.) : t < -1000. ? full<D>(-1000.) : t;
+  D n = t + low_bits - low_bits, r = (t - n) * 0.6931471805599453;
+  D p = horner(r, full<D>(1. / 3628800), 1. / 362880, 1. / 40320, 1. / 5040, 1. / 720, 1. / 120,
+               1. / 24, 1. / 6, 0.5, 1., 1.);
+  return scaled(p, n);
+}
+template <class X> DV X vector_float_pow(X x, X y) {  // ends are left to the C library
+  X a = fabs_(x), half = y * 0.5f;
+  X r = in_double([](auto base, auto e) { return power_of_floats(base, e); }, a, y);
+  r = sel(mask((x < 0) & (trunc_(half) != half)), copysign_(r, x), r);
+  r = sel(mask((x < 0) & (trunc_(y) != y)), full<X>(__builtin_nanf("")), r);
+  const float inf = __builtin_inff();
+  auto usual = mask((a > 0) & (a < inf) & (fabs_(y) < inf));
+  return __builtin_expect(any(~usual), 0) ? sel(usual, r, library::float_pow(x, y)) : r;
+}
+DV_FLOAT_FUNCTION2(float_pow)
 template <class X> DV X pow_(X x, X y) {
   if constexpr (is_float<E<X>>) return float_pow(x, y);
   else return each(x, y, [](E<X> base, E<X> n) -> E<X> {

@@ -3,12 +3,16 @@
 An element of a concatenation, of a rotation or of a padded row is one value before a place and
 another from there on. Computed in one loop, every element is asked where it lies, for every part,
 and reads are masked. In a loop for each segment nothing is asked.
+
+Loops of a reduction end where its condition does. The pieces of one that was cut unevenly are as
+long as one another, and a condition leaves out what the last one has too much. Asked at every
+element, and at every read, it costs more than the reduction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -19,6 +23,8 @@ from dovetail_inductor.loop_ir.expr import (
     Builder,
     Constant,
     Expr,
+    IndexValue,
+    assume,
     walk,
 )
 from dovetail_inductor.loop_ir.handlers import count
@@ -169,4 +175,63 @@ def _truth(builder: Builder, place: Expr, op: str, bound: int) -> bool | None:
     return bool(found.value) if isinstance(found, Constant) else None
 
 
-__all__ = ["Segment", "segments_of"]
+# --- loops that end where a condition does --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShortLoops:
+    """A kernel without the condition, and where loops end that it held in: by the ids of their
+    variables, indices over the kernel's rows, which may exceed the loop's length."""
+
+    kernel: FusedKernel
+    ends: Mapping[int, Index] = field(default_factory=dict)
+
+
+def short_loops(builder: Builder, kernel: FusedKernel) -> ShortLoops:
+    """The kernel with its loops over columns ended where a condition of all that goes over them
+    ends; as it is if there is none such."""
+    passing = [n for n in kernel.nests if n.reduction is not None or kernel.is_full(n)]
+    conditions = [_condition(nest) for nest in passing]
+    first = conditions[0] if conditions else None
+    if first is None or any(found is not first for found in conditions):
+        return ShortLoops(kernel)
+    found = _end(first, kernel)
+    if found is None:
+        return ShortLoops(kernel)
+    v, end = found
+    nests = []
+    for nest in kernel.nests:
+        if nest in passing:
+            assert isinstance(nest.body, Apply)
+            nest = replace(nest, body=assume(builder, nest.body.args[1], first))
+        nests.append(nest)
+    return ShortLoops(replace(kernel, nests=tuple(nests)), {v.id: end})
+
+
+def _condition(nest: LoopNest) -> Expr | None:
+    """Where a reduction's elements are more than what it begins with."""
+    body = nest.body
+    if nest.reduction is None or nest.with_index:
+        return None
+    if not isinstance(body, Apply) or body.op != "where" or not isinstance(body.args[2], Constant):
+        return None
+    neutral = nest.reduction.identity(body.dtype)
+    return body.args[0] if body.args[2].value == neutral else None
+
+
+def _end(condition: Expr, kernel: FusedKernel) -> tuple[Var, Index] | None:
+    """The loop over columns at whose index a condition ends, and where, over the rows."""
+    if not isinstance(condition, Apply) or condition.op != "lt":
+        return None
+    place, bound = condition.args
+    if not isinstance(place, IndexValue) or not isinstance(bound, Constant):
+        return None
+    if not all(isinstance(atom, Var) for atom, _ in place.index.terms):
+        return None
+    along = [v for v in kernel.columns if place.index.coefficient(v)]
+    if len(along) != 1 or place.index.coefficient(along[0]) != 1:
+        return None
+    return along[0], (place.index - variable(along[0])) * -1 + int(bound.value)
+
+
+__all__ = ["Segment", "ShortLoops", "segments_of", "short_loops"]
