@@ -80,11 +80,12 @@ def test_it_is_raised_where_that_is_asked_for(stage: str, monkeypatch: pytest.Mo
 
 
 def test_a_backward_that_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is compiled at the first backward: its graph runs by ATen's operators."""
+    """It is loaded at the first backward, though it may be planned: its graph runs by ATen's
+    operators."""
     compiled = dovetail.compile(lambda x: (x * x.sin()).sum(), options=RECOVERS)
     x = torch.randn(5, requires_grad=True)
     result = compiled(x)
-    monkeypatch.setattr(dovetail.pipeline, "compile_graph", mistake)
+    monkeypatch.setattr(dovetail.pipeline, "load", mistake)
     with pytest.warns(InternalErrorWarning, match="at run time.*a mistake"):
         result.backward()
     torch.testing.assert_close(x.grad, (x.sin() + x * x.cos()).detach())

@@ -1,9 +1,22 @@
-"""What first calls import: PyTorch's own compiler is none of ours, and takes seconds to import."""
+"""What first calls wait for: not for PyTorch's own compiler, which takes seconds to import and is
+none of ours, nor in a backward for what could be compiled beside the forward."""
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from dovetail_runtime import KernelBuild
+from dovetail_runtime.plan import Plan
+from torch.fx import GraphModule
+
+import dovetail
+from dovetail.pipeline import CompilerBackend
 
 # Functions of an image and of rows, forward and backward; of each PyTorch's own rule for shapes
 # (its meta kernel) is written in Python, or once was.
@@ -59,3 +72,61 @@ def test_no_first_call_imports_the_compiler_of_pytorch() -> None:
         [sys.executable, "-c", CHILD, *FUNCTIONS], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+class Beginning(CompilerBackend):
+    """Keeps the graphs that it has begun; `fails` at those of the numbers in it."""
+
+    def __init__(self, fails: tuple[int, ...] = ()) -> None:
+        super().__init__(dovetail.Options(on_error="raise"))
+        self.graphs: list[GraphModule] = []
+        self.fails = fails
+
+    def _begin(
+        self, gm: GraphModule, example_inputs: Sequence[Any], place: str
+    ) -> tuple[Plan, KernelBuild]:
+        self.graphs.append(gm)
+        if len(self.graphs) in self.fails:
+            raise RuntimeError("it does not begin")
+        return super()._begin(gm, example_inputs, place)
+
+
+@pytest.mark.parametrize("fails", [(), (2,)])
+def test_a_backward_is_begun_while_its_forward_is_built(fails: tuple[int, ...]) -> None:
+    """What fails then is done again when it is asked for."""
+    number = random.random()  # in no cache
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * number).sin()
+
+    backend = Beginning(fails)
+    compiled = dovetail.compile(fn, backend=backend)
+    x = torch.randn(100, requires_grad=True)
+    y = compiled(x)
+    assert len(backend.graphs) == 2 and len(backend.records.graphs) == 1
+    (got,) = torch.autograd.grad(y.sum(), x)
+    assert len(backend.graphs) == 2 + len(fails) and len(backend.records.graphs) == 2
+    (wanted,) = torch.autograd.grad(fn(x).sum(), x)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_an_error_of_a_backward_is_raised_by_the_backward() -> None:
+    number = random.random()
+    backend = Beginning((2, 3))
+    compiled = dovetail.compile(lambda x: (x * number).cos(), backend=backend)
+    y = compiled(torch.randn(100, requires_grad=True))
+    with pytest.raises(RuntimeError, match="it does not begin"):
+        y.sum().backward()
+
+
+def test_a_cached_forward_waits_for_no_backward() -> None:
+    number = random.random()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * number).sin()
+
+    x = torch.randn(100, requires_grad=True)
+    dovetail.compile(fn)(x)
+    backend = Beginning()
+    dovetail.compile(fn, backend=backend)(x)
+    assert len(backend.graphs) == 1

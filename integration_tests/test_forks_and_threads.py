@@ -130,3 +130,32 @@ def test_threads_compile_the_same_and_different_functions() -> None:
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(work, range(6)))
     assert whole.capture_context.log.counters["graph"] == 1
+
+
+BEGUN = """
+import os, signal, sys, random, torch, dovetail
+number = random.random()  # in no cache
+def f(x):
+    return (x * number).sin()
+compiled = dovetail.compile(f)
+x = torch.randn(8, 8, requires_grad=True)
+y = compiled(x)  # the backward's kernels are being built now
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+(got,) = torch.autograd.grad(y, x, torch.ones_like(y))
+wanted = (x * number).cos() * number
+same = torch.allclose(got, wanted, atol=1e-6)
+if pid == 0:
+    os._exit(0 if same else 3)
+assert same
+print("child:", os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_fork_while_a_backward_is_built() -> None:
+    """The child builds it itself."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BEGUN], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "child: 0\n", done.stderr[-2000:]

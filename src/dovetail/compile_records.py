@@ -1,4 +1,5 @@
-"""What a backend tells of the graphs that it compiled; `report` reads it."""
+"""What a backend knows of graphs: of those that it compiled, which `report` tells, and of those
+that it has begun."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from dataclasses import dataclass, field
 
 from dovetail_autograd_aot import AotLog
 from dovetail_capture.reporting.failures import Failure
+from dovetail_runtime import KernelBuild
 from dovetail_runtime.cuda_graphs import GraphedArtifact
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
+from torch.fx import GraphModule
 
 from dovetail.weights import ConstantWeights
 
@@ -83,3 +86,18 @@ class CompileRecords:
     def add_weights(self, weights: ConstantWeights) -> None:
         """Tell of what is computed of weights once."""
         self._weights.append(weakref.ref(weights))
+
+
+Begun = tuple[Plan, KernelBuild]  # a graph's plan, and its kernels on their way
+
+
+class BegunAhead:
+    """Graphs that are begun before they are asked for: `backwards` are those that most likely
+    follow, by their forwards. A copy, which may be in another process, knows of none."""
+
+    def __init__(self) -> None:
+        self.backwards = weakref.WeakKeyDictionary[GraphModule, GraphModule]()
+        self.begun = weakref.WeakKeyDictionary[GraphModule, Begun | None]()
+
+    def __reduce__(self) -> tuple[type[BegunAhead], tuple[()]]:
+        return BegunAhead, ()

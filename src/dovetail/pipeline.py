@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from dovetail_autograd_aot import (
     recognise_attention,
     recognise_scored_attention,
 )
+from dovetail_autograd_aot.trace.node_values import example_values
 from dovetail_capture import BackendTraits, has_static_address
 from dovetail_capture.environment.python_state import collector_paused
 from dovetail_capture.reporting.failures import (
@@ -56,15 +58,16 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.node_facts import FUNCTION, STATIC, blamed
 from dovetail_prims.sizes.at_sizes import is_symbolic
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
-from dovetail_runtime import CompiledArtifact, LoadOptions, load
+from dovetail_runtime import CompiledArtifact, KernelBuild, LoadOptions, load
+from dovetail_runtime.artifact import default_triton_builder
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from torch.fx import GraphModule
 
 from dovetail.backends.aot import run_eagers_kernels
-from dovetail.compile_records import CompiledGraph, CompileRecords
+from dovetail.compile_records import Begun, BegunAhead, CompiledGraph, CompileRecords
 from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize
-from dovetail.stages_shown import passes_shown, tell_of_cuda_graph, tell_of_plan
+from dovetail.stages_shown import is_anything_shown, passes_shown, tell_of_cuda_graph, tell_of_plan
 from dovetail.weights import ConstantWeights
 
 # What graphs that nobody asked for may hold.
@@ -72,6 +75,8 @@ LAUNCH_BOUND_BYTES = 256 << 20
 # Results from this size on are handed out in the graph's memory. Smaller ones are copied in about
 # the time of a launch, and callers may keep as many as they like.
 LARGE_OUTPUT_BYTES = 2 << 20
+# Captured operators for each kernel, at most: compilers are started for so many.
+NODES_A_KERNEL = 8
 
 
 def with_attention(gm: GraphModule) -> GraphModule:
@@ -105,6 +110,7 @@ class CompilerBackend:
     records: CompileRecords = field(default_factory=CompileRecords)
     tuner: DeviceTuner = field(default_factory=DeviceTuner)
     writes_inputs: bool = False
+    ahead: BegunAhead = field(default_factory=BegunAhead, compare=False)
     _pool: GraphPool | None = None
     backend_traits: ClassVar[BackendTraits] = BackendTraits(symbolic=True, compiler=True)
 
@@ -132,6 +138,10 @@ class CompilerBackend:
             training = torch.is_grad_enabled() and any(
                 isinstance(v, torch.Tensor) and v.requires_grad for v in example_inputs
             )
+            on_gpu = any(isinstance(v, torch.Tensor) and v.is_cuda for v in example_inputs)
+        if on_gpu and torch.cuda.is_available():
+            # Idle ones end; in a graph that is cached they have nothing to do.
+            default_triton_builder().warm(len(gm.graph.nodes) // NODES_A_KERNEL)
         # (Tensor subclasses are taken apart: the graph's inputs are others then.)
         wrapped = any(map(is_wrapper, example_inputs)) or has_wrappers(gm.graph)
         places = () if wrapped else enumerate(example_inputs)
@@ -252,15 +262,16 @@ class CompilerBackend:
         self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "", label: str = ""
     ) -> CompiledArtifact:
         """Compile a functional ATen graph: loops, kernels, plan, native program. `label` is what
-        profiles call its calls."""
+        profiles call its calls. While its kernels are built, the backward that follows is begun."""
         start = time.perf_counter()
-        tuner = self.tuner if self.options.max_autotune else None
         with collector_paused():  # (a backward's is compiled at the first call of it)
-            plan = compile_graph(gm, example_inputs, log=passes_shown(gm, place), tuner=tuner)
-            tell_of_plan(plan, place)
+            plan, build = self.ahead.begun.pop(gm, None) or self._begin(gm, example_inputs, place)
             planned = time.perf_counter()
+            backward = self.ahead.backwards.get(gm)
+            if backward is not None and build.is_underway():
+                self._begin_ahead(backward, place)
             try:
-                artifact = load(plan, options=LoadOptions(label=label))
+                artifact = load(plan, options=LoadOptions(label=label), build=build)
             except Exception as error:
                 if (found := find_error(gm, example_inputs)) is not None:
                     error.add_note(f"The code generator is at fault, {found}")
@@ -268,6 +279,23 @@ class CompilerBackend:
         loaded = time.perf_counter()
         self.records.graphs.append(CompiledGraph.of(plan, planned - start, loaded - planned))
         return artifact
+
+    def _begin(self, gm: GraphModule, example_inputs: Sequence[Any], place: str) -> Begun:
+        """Plan a graph, and have its kernels built in the background."""
+        tuner = self.tuner if self.options.max_autotune else None
+        build, log = KernelBuild(), passes_shown(gm, place)
+        plan = compile_graph(gm, example_inputs, log=log, tuner=tuner, written=build.written)
+        tell_of_plan(plan, place)
+        build.begin(plan.kernels)
+        return plan, build
+
+    def _begin_ahead(self, gm: GraphModule, place: str) -> None:
+        """Begin a graph that is not asked for yet. What fails is tried again, and told, when it is;
+        so is what measures, or what is logged."""
+        if self.options.max_autotune or is_anything_shown():
+            return
+        with suppress(Exception), torch.no_grad():
+            self.ahead.begun[gm] = self._begin(gm, example_values(gm), place)
 
 
 @dataclass
@@ -290,6 +318,9 @@ class _Stages:
         tell("aot_joint_graph", place, joint.as_text, suffix="py", value=joint)
         tell("aot_graphs", place, parts.as_text, suffix="py", value=parts)
         self.signature = parts.signature
+        # (Of several outputs, which have gradients is known at the backward.)
+        if parts.backward is not None and len(parts.signature.differentiable) == 1:
+            self.backend.ahead.backwards[parts.forward] = parts.backward
         mutated = parts.signature.changes.mutated
         self.writes_unseen |= any(m.silent for m in mutated)
         self.has_storages = bool(joint.added.storages)

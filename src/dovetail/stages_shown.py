@@ -22,19 +22,21 @@ _OF_PASS: Mapping[str, tuple[str, ...]] = {
     "fuse": ("ir_post_fusion", "fusion"),
     "combine": ("schedule",),
 }
+_SHOWN = ("post_grad_graphs", "graph_diagram", "passes", "output_code", "kernel_code")
+
+
+def is_anything_shown() -> bool:
+    """Whether somebody asks for any of it."""
+    of_passes = (name for names in _OF_PASS.values() for name in names)
+    return any(map(is_wanted, (*_SHOWN, *of_passes)))
 
 
 def passes_shown(gm: GraphModule, place: str) -> PassLog | None:
-    """Log a functional graph, and give what logs the compiler's passes over it; None if nothing of
-    them is asked for."""
+    """Log a functional graph, and give what logs the compiler's passes over it; None if nothing is
+    asked for."""
     tell("post_grad_graphs", place, lambda: str(gm.code.strip()), suffix="py")
     tell("graph_diagram", place, lambda: graph_as_dot(gm), suffix="dot")
-    names = (
-        "graph_diagram",
-        "passes",
-        *(name for names in _OF_PASS.values() for name in names),
-    )
-    if not any(map(is_wanted, names)):
+    if not is_anything_shown():
         return None
 
     previous = ""

@@ -54,7 +54,7 @@ def on_cpu(plan: Plan) -> ReferenceExecutor:
         replace(s, slab_offset=None) if hasattr(s, "slab_offset") else s for s in plan.steps
     )
     kernels = [k for k in plan.kernels if isinstance(k, CppKernel)]
-    functions = CppBuilder(Knobs.from_environment()).start(kernels).result()
+    functions = CppBuilder(Knobs.from_environment()).build(kernels)
     plan = here(replace(plan, steps=steps, slab_bytes=()))
     return ReferenceExecutor(plan, functions, run_in_interpreter)
 

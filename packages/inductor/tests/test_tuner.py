@@ -71,7 +71,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def nothing(*_: object) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(device_tuner, "start_build", lambda kernels: None)
+    monkeypatch.setattr(device_tuner, "KernelBuild", lambda kernels: None)
     monkeypatch.setattr(device_tuner, "load", fake_load)
     monkeypatch.setattr(device_tuner, "recorded", fake_recorded)
     monkeypatch.setattr(device_tuner, "milliseconds", milliseconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from dovetail_runtime.cpp_library import CppFunction
+from dovetail_runtime.cpp_build import CppFunction
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CppKernel
 

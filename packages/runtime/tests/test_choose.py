@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_runtime import CallAten, Plan, PlanInput, Ref, SizeExpr, TensorSpec
-from dovetail_runtime.artifact import load, start_build
+from dovetail_runtime.artifact import KernelBuild, load
 from dovetail_runtime.plan import Allocate, Choose, FloatOf, Free, LaunchCpp
 from dovetail_runtime.plan_text import as_python
 from dovetail_runtime.reference import ReferenceExecutor
@@ -50,7 +50,7 @@ def test_the_branch_that_the_predicate_tells(executor: str) -> None:
     plan = choosing()
     run: Any = load(plan).run
     if executor == "oracle":
-        run = ReferenceExecutor(plan, start_build(plan.kernels).result()[0])
+        run = ReferenceExecutor(plan, KernelBuild(plan.kernels).result()[0])
     elif executor == "program":
         scope: dict[str, Any] = {"__name__": "program"}
         exec(compile(as_python(plan), "program", "exec"), scope)

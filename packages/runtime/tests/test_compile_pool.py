@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from dovetail_runtime import compile_pool
 from dovetail_runtime.compile_pool import CompilePool, JobFailed, JobTooLong, WorkerDied
 
 WORKER = """
@@ -73,8 +74,23 @@ def test_workers_start_when_needed(script: str) -> None:
     first = pool.submit({"do": "double", "n": 1}).result(timeout=60)
     second = pool.submit({"do": "double", "n": 2}).result(timeout=60)
     assert first["pid"] == second["pid"]
-    pool.warm()
+    pool.warm(0)
+    assert len(pool._threads) == 1
+    pool.warm(9)
     assert len(pool._threads) == 3
+    pool.close()
+
+
+def test_idle_workers_end(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "_IDLE_SECONDS", 0.2)
+    pool = CompilePool([sys.executable, script], 2)
+    first = pool.submit({"do": "double", "n": 1}).result(timeout=60)
+    pool.warm(2)
+    for thread in list(pool._threads):
+        thread.join(timeout=60)
+    assert pool._threads == [] and not Path("/proc", str(first["pid"])).exists()
+    second = pool.submit({"do": "double", "n": 2}).result(timeout=60)
+    assert second["twice"] == 4 and second["pid"] != first["pid"]
     pool.close()
 
 

@@ -155,7 +155,7 @@ def test_a_build_under_way_is_joined(tmp_path: Path) -> None:
     kernels = [constant("a", 1), constant("b", 2)]
     started = builder.start(kernels)
     assert set(builder.build([kernels[0]])) == {"a"}
-    assert set(started.result()) == {"a", "b"}
+    assert set(builder.results(started)) == {"a", "b"}
     units = [d for d in (tmp_path / "cpp").iterdir() if (d / "kernels.so").exists()]
     assert len(units) <= 2  # one per worker, none twice
 

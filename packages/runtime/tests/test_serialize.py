@@ -34,7 +34,7 @@ from dovetail_runtime import (
     save_plan,
     write_program,
 )
-from dovetail_runtime.headers import header
+from dovetail_runtime.program_support import header
 from dovetail_runtime.serialize import PlanFormatError, plan_from_bytes, plan_to_bytes
 
 CPU = torch.device("cpu")

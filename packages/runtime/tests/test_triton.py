@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +69,18 @@ def knobs(directory: Path) -> Knobs:
     return Knobs.from_environment(
         {"DOVETAIL_CACHE_DIR": str(directory), "DOVETAIL_COMPILE_WORKERS": "1"}
     )
+
+
+def test_a_kernel_under_way_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = TritonBuilder(knobs(tmp_path), arch=90)
+    jobs: list[Any] = []
+    submit = builder._pool.submit
+    monkeypatch.setattr(builder._pool, "submit", lambda job: submit((jobs.append(job), job)[1]))
+    first, second = builder.start([ADD]), builder.start([ADD, ADD])
+    assert first["scale_rows"] is second["scale_rows"] and len(jobs) == 1
+    binary = first["scale_rows"].result()
+    assert builder.start([ADD])["scale_rows"].result() == binary and len(jobs) == 1
+    builder.close()
 
 
 def test_compiles_for_sm_90_and_is_cached(tmp_path: Path) -> None:

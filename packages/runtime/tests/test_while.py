@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from dovetail_runtime import CallAten, Plan, Ref
-from dovetail_runtime.artifact import load, start_build
+from dovetail_runtime.artifact import KernelBuild, load
 from dovetail_runtime.plan import Allocate, FloatOf, LaunchCpp, While
 from dovetail_runtime.plan_text import as_python
 from dovetail_runtime.reference import ReferenceExecutor
@@ -49,7 +49,7 @@ def test_the_body_as_often_as_the_condition_tells(executor: str) -> None:
     plan = looping()
     run: Any = load(plan).run
     if executor == "oracle":
-        run = ReferenceExecutor(plan, start_build(plan.kernels).result()[0])
+        run = ReferenceExecutor(plan, KernelBuild(plan.kernels).result()[0])
     elif executor == "program":
         scope: dict[str, Any] = {"__name__": "program"}
         exec(compile(as_python(plan), "program", "exec"), scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -60,12 +60,25 @@ def _sizes(sizes: tuple[int, ...]) -> tuple[Size, ...]:
 
 
 @dataclass
+class _Kernels:
+    """The plan's kernels. `written` is told of each."""
+
+    written: Callable[[Kernel], None] | None
+    by_symbol: dict[str, Kernel] = field(default_factory=dict)
+
+    def add(self, *kernels: Kernel) -> None:
+        for kernel in kernels:
+            if self.by_symbol.setdefault(kernel.symbol, kernel) is kernel and self.written:
+                self.written(kernel)
+
+
+@dataclass
 class _Writer:
     graph: KernelGraph
     memory: MemoryPlan
     options: InductorOptions
+    kernels: _Kernels
     steps: list[Step] = field(default_factory=list)
-    kernels: dict[str, Kernel] = field(default_factory=dict)
     views: dict[Strided, str] = field(default_factory=dict)
     # Buffers that take the place of another one, laid out alike: by its name in the plan.
     instead: dict[str, str] = field(default_factory=dict)
@@ -80,12 +93,6 @@ class _Writer:
     def checked(self) -> frozenset[str]:
         """The buffers whose layout is checked when a library call has made them."""
         return _addressed_by_strides(self.graph)
-
-    @cached_property
-    def slab_of(self) -> dict[str, tuple[str, int]]:
-        """Each buffer's slab, by its device and its number there."""
-        slabs = zip(self.memory.slabs, _places(self.memory), strict=True)
-        return {name: place for slab, place in slabs for name in slab.offsets}
 
     def name_of(self, tensor: Strided, exact: bool = False) -> str:
         """The plan's name for a tensor in memory; makes a view if it is not a whole buffer.
@@ -134,7 +141,7 @@ class _Writer:
             else:
                 self.steps.append(View(name, root, spec))
             return
-        _, number = self.slab_of.get(name, ("", 0))
+        _, number = self.memory.place_of.get(name, ("", 0))
         over = self.memory.taken.get(name)
         self.steps.append(Allocate(name, spec, self.memory.offsets.get(name), number, over))
 
@@ -179,8 +186,7 @@ class _Writer:
     def control_flow(self, call: ExternCall) -> None:
         """A call of one of two plans, or of both in turn."""
         first, second = (replace(branch, kernels=()) for branch in call.branches)
-        for branch in call.branches:
-            self.kernels |= {kernel.symbol: kernel for kernel in branch.kernels}
+        self.kernels.add(*(kernel for branch in call.branches for kernel in branch.kernels))
         args = tuple(self.operand(arg) for arg in call.args)
         if call.op == "higher_order::while_loop":
             self.steps.append(While(first, second, args, call.outputs))
@@ -233,7 +239,7 @@ class _Writer:
     def launch_emitted(self, emitted: Emitted, label: str) -> None:
         """A launch; equal kernels are one. `label` is what people call it."""
         if emitted.kernel is not None:
-            self.kernels.setdefault(emitted.kernel.symbol, emitted.kernel)
+            self.kernels.add(emitted.kernel)
         self.steps.append(emitted.step(self.places(emitted.tensors), label))
 
     def launch(self, kernel: FusedKernel | CombinedKernel | ProductKernel) -> None:
@@ -264,13 +270,20 @@ def _number(name: str) -> tuple[int, str]:
     return (int(digits) if digits else 0, name)
 
 
-def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, name: str) -> Plan:
+def emit_plan(
+    graph: KernelGraph,
+    memory: MemoryPlan,
+    options: InductorOptions,
+    name: str,
+    written: Callable[[Kernel], None] | None = None,
+) -> Plan:
     """Write the steps, with allocations before and releases after.
 
-    Kernels are Triton for tensors on a GPU, else C++; a graph may have both.
+    Kernels are Triton for tensors on a GPU, else C++; a graph may have both. `written` is told of
+    each as soon as its source is there.
     """
     on_cuda = any(b.device.type == "cuda" for b in graph.buffers.values())
-    writer = _Writer(graph, memory, options)
+    writer = _Writer(graph, memory, options, _Kernels(written))
     symbols = _symbols(graph)
     writer.bound |= {binding.name for binding in symbols}
     writer.unchecked += graph.checks
@@ -279,7 +292,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         if buffer not in memory.offsets and position < len(graph.steps):
             dies.setdefault(position, []).append(buffer)
     given_back: dict[int, list[tuple[str, int]]] = {}
-    for slab, place in zip(memory.slabs, _places(memory), strict=True):
+    for slab, place in zip(memory.slabs, memory.places, strict=True):
         if not target_of(slab.device).memory.keeps_slabs:
             given_back.setdefault(slab.last, []).append(place)
     for buffer in _without_writer(graph, memory):
@@ -304,7 +317,7 @@ def emit_plan(graph: KernelGraph, memory: MemoryPlan, options: InductorOptions, 
         inputs=_inputs(graph.inputs, graph.buffers),
         symbols=symbols,
         constants=tuple(Constant(n, t) for n, t in graph.constants.items()),
-        kernels=tuple(writer.kernels.values()),
+        kernels=tuple(writer.kernels.by_symbol.values()),
         steps=tuple(writer.steps),
         slab_bytes=tuple((str(slab.device), slab.nbytes) for slab in memory.slabs),
         outputs=outputs,
@@ -324,12 +337,6 @@ def _output(
     if isinstance(out, FloatSize):
         return FloatOf(out.bits)
     return FloatOf(float_bits(out)) if isinstance(out, float) else out
-
-
-def _places(memory: MemoryPlan) -> list[tuple[str, int]]:
-    """Of each slab, its device and its number there."""
-    devices = [str(slab.device) for slab in memory.slabs]
-    return [(device, devices[:at].count(device)) for at, device in enumerate(devices)]
 
 
 def _addressed_by_strides(graph: KernelGraph) -> frozenset[str]:
@@ -391,6 +398,3 @@ def _inputs(names: tuple[str | None, ...], buffers: Mapping[str, Buffer]) -> tup
         else PlanInput(name, spec_of(buffers[name]))
         for position, name in enumerate(names)
     )
-
-
-__all__ = ["emit_plan", "spec_of"]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from dovetail_prims.node_facts import OVERWRITTEN, OWNED
 from dovetail_runtime import CompiledArtifact, CppKernel, Plan, load
+from dovetail_runtime.plan import Kernel
 from torch.fx import GraphModule
 
 from dovetail_inductor.emit_plan import emit_plan
@@ -94,6 +95,7 @@ def compile_graph(
     name: str = "graph",
     log: PassLog | None = None,
     tuner: Tuner | None = None,
+    written: Callable[[Kernel], None] | None = None,
 ) -> Plan:
     """Compile a functional ATEN or CORE_ATEN graph: C++ for the CPU, Triton for a GPU.
 
@@ -103,12 +105,12 @@ def compile_graph(
     about to get the value of the output at that position, which may then be written there at once
     (and is returned as a view of the input): no other input may share memory with it. Ops without a
     lowering become ATen calls in the plan. With a `tuner`, library calls that kernels of ours beat
-    are replaced.
+    are replaced. `written` is told of each kernel while the rest of the plan is being written.
     """
     chosen, passes = options or InductorOptions(), log or PassLog()
     loops = to_loops(gm, chosen, name, passes, tuner)
     kernels = to_kernels(loops, chosen, passes, tuner)
-    return to_plan(kernels, chosen, name, passes)
+    return to_plan(kernels, chosen, name, passes, written)
 
 
 def to_loops(
@@ -185,6 +187,7 @@ def to_plan(
     options: InductorOptions,
     name: str = "graph",
     log: PassLog | None = None,
+    written: Callable[[Kernel], None] | None = None,
 ) -> Plan:
     """The last part of `compile_graph`: memory is planned, the code of kernels is written."""
     passes, owned = log or PassLog(), kernels.facts.owned
@@ -195,7 +198,7 @@ def to_plan(
     )
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())
     memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned, places))
-    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, options, name))
+    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, options, name, written))
 
 
 def _owned(gm: GraphModule, loops: LoopGraph) -> frozenset[str]:

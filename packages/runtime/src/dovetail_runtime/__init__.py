@@ -1,13 +1,6 @@
 """Plans, native executor, artifact cache and compile pool."""
 
-from dovetail_runtime.artifact import (
-    CompiledArtifact,
-    KernelBuild,
-    LoadOptions,
-    load,
-    start_build,
-)
-from dovetail_runtime.artifact_cache import ArtifactCache
+from dovetail_runtime.artifact import CompiledArtifact, KernelBuild, LoadOptions, load
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.native import release_idle_memory
 from dovetail_runtime.plan import (
@@ -33,7 +26,7 @@ from dovetail_runtime.plan import (
 )
 from dovetail_runtime.plan_text import as_python, write_program
 from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.serialize import load_plan, save_plan
+from dovetail_runtime.serialize import ArtifactCache, load_plan, save_plan
 
 __version__ = "0.1.0"
 
@@ -68,6 +61,5 @@ __all__ = [
     "load_plan",
     "release_idle_memory",
     "save_plan",
-    "start_build",
     "write_program",
 ]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 
-from dovetail_runtime.cpp_build import CppBuild, CppBuilder
-from dovetail_runtime.cpp_library import CppFunction
+from dovetail_runtime.cpp_build import CppBuilder, CppFunction
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.lower import TritonBinary, lower
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel, Kernel, Plan, TritonKernel
-from dovetail_runtime.triton_build import TritonBuild, TritonBuilder, current_arch
+from dovetail_runtime.triton_build import TritonBuilder, current_arch
 
 
 class Run(Protocol):
@@ -93,29 +93,42 @@ def _triton_builder(process: int, arch: int) -> TritonBuilder:
     return TritonBuilder(Knobs.from_environment(), arch)
 
 
-@dataclass(frozen=True)
 class KernelBuild:
-    """Kernels on their way, of either kind."""
+    """Kernels on their way, of either kind, while a pipeline goes on. Keep it for `load`, or drop
+    it: `load` finds what is compiled or under way in any case."""
 
-    cpp: CppBuild | None
-    triton: TritonBuild | None
+    def __init__(self, kernels: Iterable[Kernel] = ()) -> None:
+        self.process = os.getpid()  # no other one is told of their end
+        self._begun: set[Kernel] = set()
+        self._functions: dict[str, Future[CppFunction]] = {}
+        self._binaries: dict[str, Future[TritonBinary]] = {}
+        self.begin(kernels)
+
+    def begin(self, kernels: Iterable[Kernel]) -> None:
+        """Begin compiling kernels in the background, if that is not begun; returns at once."""
+        new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._begun]
+        self._begun.update(new)
+        if cpp := [k for k in new if isinstance(k, CppKernel)]:
+            self._functions |= default_cpp_builder().start(cpp)
+        if triton := [k for k in new if isinstance(k, TritonKernel)]:
+            self._binaries |= default_triton_builder().start(triton)
+
+    def written(self, kernel: Kernel) -> None:
+        """Take note of a kernel of a plan that is not whole yet. It is begun at once where it is
+        compiled by itself: those of C++ share translation units, a compiler each."""
+        if isinstance(kernel, TritonKernel):
+            self.begin([kernel])
+
+    def is_underway(self) -> bool:
+        """Whether `result` would wait."""
+        coming: list[Future[Any]] = [*self._functions.values(), *self._binaries.values()]
+        return not all(future.done() for future in coming)
 
     def result(self) -> tuple[dict[str, CppFunction], dict[str, TritonBinary]]:
-        """(functions of C++ kernels, binaries of Triton kernels), by symbol."""
-        functions = self.cpp.result() if self.cpp is not None else {}
-        return functions, self.triton.result() if self.triton is not None else {}
-
-
-def start_build(kernels: Iterable[Kernel]) -> KernelBuild:
-    """Begin compiling kernels in the background while a pipeline goes on. Keep the result for
-    `load`, or drop it: `load` finds what is compiled or under way in any case."""
-    every = list(kernels)
-    cpp = [k for k in every if isinstance(k, CppKernel)]
-    triton = [k for k in every if isinstance(k, TritonKernel)]
-    return KernelBuild(
-        default_cpp_builder().start(cpp) if cpp else None,
-        default_triton_builder().start(triton) if triton else None,
-    )
+        """(functions of C++ kernels, binaries of Triton kernels), by symbol; raises what kept one
+        from being compiled."""
+        functions = default_cpp_builder().results(self._functions)
+        return functions, {symbol: future.result() for symbol, future in self._binaries.items()}
 
 
 def load(
@@ -127,11 +140,10 @@ def load(
         if not torch.cuda.is_available():
             raise RuntimeError(f"plan {plan.name} runs on a GPU, and there is none that torch sees")
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    functions, binaries = build.result() if build is not None else ({}, {})
-    rest = [k for k in plan.kernels if k.symbol not in functions and k.symbol not in binaries]
-    if rest:
-        more_functions, more_binaries = start_build(rest).result()
-        functions, binaries = functions | more_functions, binaries | more_binaries
+    if build is None or build.process != os.getpid():
+        build = KernelBuild()
+    build.begin(plan.kernels)
+    functions, binaries = build.result()
     tables = lower(plan, functions, binaries)
     raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     # The native program has bare addresses in it: it holds what keeps them valid.

@@ -1,8 +1,9 @@
 """A pool of warm worker processes.
 
 A worker is a fresh interpreter (never a fork of this process, which may hold threads and a GPU)
-that reads one JSON job a line and answers one JSON line. It is started when first needed, is kept,
-and ends when its input closes, that is at the latest with this process.
+that reads one JSON job a line and answers one JSON line. It is started when first needed, or told
+to be warm, is kept for as long as there is work now and then, and ends when its input closes, that
+is at the latest with this process.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Job = Mapping[str, Any]
 Reply = dict[str, Any]
+
+
+_IDLE_SECONDS = 300.0  # after which a worker's memory is given back
 
 
 class WorkerDied(RuntimeError):
@@ -33,6 +38,13 @@ class JobFailed(RuntimeError):
 
 class JobTooLong(JobFailed):
     """A job was not done within the time limit; its worker was ended."""
+
+
+def finished(value: T) -> Future[T]:
+    """What a job would give, without one."""
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
 
 
 @dataclass
@@ -77,10 +89,10 @@ class CompilePool:
         self._tasks.put(_Task(job, future))
         return future
 
-    def warm(self, count: int | None = None) -> None:
-        """Start `count` workers (all, if None) before there is work."""
+    def warm(self, count: int) -> None:
+        """Have `count` workers, or all that there may be, started before there is work."""
         with self._lock:
-            while len(self._threads) < min(count or self._limit, self._limit):
+            while len(self._threads) < min(count, self._limit) and not self._closed:
                 self._start_thread()
 
     def close(self) -> None:
@@ -103,25 +115,36 @@ class CompilePool:
         """One worker process, one job at a time."""
         worker = _Worker(self._command, self._environment, self._seconds)
         try:
-            while (task := self._tasks.get()) is not None:
-                with self._lock:
-                    self._waiting -= 1
-                    self._idle -= 1
-                try:
-                    if task.future.set_running_or_notify_cancel():
-                        try:
-                            task.future.set_result(worker.do(task.job))
-                        except (WorkerDied, JobTooLong) as error:
-                            task.future.set_exception(error)
+            while (task := self._next()) is not None:
+                if task.future.set_running_or_notify_cancel():
+                    try:
+                        task.future.set_result(worker.do(task.job))
+                    except Exception as error:
+                        task.future.set_exception(error)
+                        if isinstance(error, WorkerDied | JobTooLong):
                             worker.stop()
                             worker = _Worker(self._command, self._environment, self._seconds)
-                        except Exception as error:
-                            task.future.set_exception(error)
-                finally:
-                    with self._lock:
-                        self._idle += 1
+                with self._lock:
+                    self._idle += 1
         finally:
             worker.stop()
+
+    def _next(self) -> _Task | None:
+        """The next job of a worker; None if it is to end."""
+        while True:
+            try:
+                task, late = self._tasks.get(timeout=_IDLE_SECONDS), False
+            except queue.Empty:
+                task, late = None, True
+            with self._lock:
+                if late and self._waiting:
+                    continue  # a job was given to the pool, and is about to be in the queue
+                self._idle -= 1
+                if task is None:
+                    self._threads.remove(threading.current_thread())
+                else:
+                    self._waiting -= 1
+                return task
 
 
 class _Worker:

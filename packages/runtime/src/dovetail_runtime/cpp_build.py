@@ -7,19 +7,26 @@ another plan brought is not compiled again.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import shlex
 import threading
-from collections.abc import Iterable, Sequence
+import weakref
+from _ctypes import dlclose
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakValueDictionary
 
-from dovetail_runtime.compiler_process import CompilerProcesses, check_shared_object
-from dovetail_runtime.cpp_compiler import Compiler, CppCompileError, run_compiler
-from dovetail_runtime.cpp_library import CppFunction, CppLibrary
+from dovetail_runtime.compile_pool import finished
+from dovetail_runtime.cpp_compiler import (
+    Compiler,
+    CompilerProcesses,
+    CppCompileError,
+    check_shared_object,
+    run_compiler,
+)
 from dovetail_runtime.disk_cache import DiskCache, Entry, KeyParts
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CppKernel
@@ -27,6 +34,34 @@ from dovetail_runtime.plan import CppKernel
 _LIBRARY = "kernels.so"
 _POINTER = "where.json"
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b.*$", re.MULTILINE)
+
+
+class CppLibrary:
+    """An open shared object, closed when this is dropped. (A process has room for some ten
+    thousand of them, and one that compiles on and on would run out.)"""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        closing = weakref.finalize(self, dlclose, self._library._handle)
+        closing.atexit = False  # threads that the process does not wait for may be in a kernel
+
+    def function(self, symbol: str) -> CppFunction | None:
+        """The function called `symbol`, if there is one."""
+        function = getattr(self._library, symbol, None)
+        if function is None:
+            return None
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+        return CppFunction(address, self)
+
+
+@dataclass(frozen=True, eq=False)
+class CppFunction:
+    """A compiled kernel. Who may call what is at `address` holds this, which keeps it there: a
+    bare address outlives nothing."""
+
+    address: int
+    library: CppLibrary
 
 
 def translation_unit(kernels: Sequence[CppKernel]) -> str:
@@ -61,34 +96,6 @@ def group_kernels(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKe
     return [group for group in groups if group]
 
 
-class CppBuild:
-    """Kernels on their way: `result()` waits and gives each symbol's function."""
-
-    def __init__(
-        self,
-        symbols: set[str],
-        found: dict[str, CppFunction],
-        pending: Sequence[Future[dict[str, CppFunction]]],
-        processes: CompilerProcesses,
-    ) -> None:
-        self._symbols = symbols
-        self._found = found
-        self._pending = pending
-        self._processes = processes
-
-    def result(self) -> dict[str, CppFunction]:
-        """Functions by symbol; raises `CppCompileError` if a kernel did not compile."""
-        functions = dict(self._found)
-        for future in self._pending:
-            try:
-                compiled = future.result()
-            except KeyboardInterrupt:
-                self._processes.end_all()  # their own session gets no signal of the terminal
-                raise
-            functions.update({s: f for s, f in compiled.items() if s in self._symbols})
-        return functions
-
-
 class CppBuilder:
     """Compiles kernels with one compiler into one cache. Thread-safe."""
 
@@ -99,62 +106,71 @@ class CppBuilder:
         self._pool = ThreadPoolExecutor(max(1, knobs.compile_workers), "dovetail-cpp")
         self._lock = threading.Lock()
         # Weak: a library is closed when the last plan that calls into it is dropped.
-        self._loaded: WeakValueDictionary[str, CppLibrary] = WeakValueDictionary()
-        self._known: WeakValueDictionary[CppKernel, CppFunction] = WeakValueDictionary()
-        self._underway: dict[CppKernel, Future[dict[str, CppFunction]]] = {}
+        self._loaded: weakref.WeakValueDictionary[str, CppLibrary] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[CppKernel, CppFunction] = (
+            weakref.WeakValueDictionary()
+        )
+        self._underway: dict[CppKernel, Future[CppFunction]] = {}
 
-    def start(self, kernels: Iterable[CppKernel]) -> CppBuild:
-        """Begin compiling what is in no cache; returns at once."""
+    def start(self, kernels: Iterable[CppKernel]) -> dict[str, Future[CppFunction]]:
+        """Begin compiling what is in no cache; returns at once. `results` waits for each symbol's
+        function."""
         wanted = list(dict.fromkeys(kernels))
         symbols = [k.symbol for k in wanted]
         if len(set(symbols)) != len(symbols):
             twice = next(s for s in symbols if symbols.count(s) > 1)
             raise ValueError(f"two different kernels are called {twice!r}")
-        found: dict[str, CppFunction] = {}
-        pending: list[Future[dict[str, CppFunction]]] = []
+        coming: dict[str, Future[CppFunction]] = {}
         missing: list[CppKernel] = []
         for kernel in wanted:
-            function = self._known.get(kernel) or self._lookup(kernel)
-            if function is not None:
-                found[kernel.symbol] = function
-                continue
             with self._lock:
                 underway = self._underway.get(kernel)
             if underway is not None:
-                pending.append(underway)
+                coming[kernel.symbol] = underway
+                continue
+            function = self._known.get(kernel) or self._lookup(kernel)
+            if function is not None:
+                coming[kernel.symbol] = finished(function)
             else:
                 missing.append(kernel)
         if missing:
             compiler = Compiler.find(self._knobs.cxx)
             for group in group_kernels(missing, self._knobs.compile_workers):
-                future = self._submit(group, compiler)
+                made: dict[CppKernel, Future[CppFunction]] = {k: Future() for k in group}
                 with self._lock:
-                    self._underway.update(dict.fromkeys(group, future))
-                future.add_done_callback(partial(self._landed, group))
-                pending.append(future)
-        return CppBuild({k.symbol for k in wanted}, found, pending, self._processes)
+                    self._underway.update(made)
+                coming |= {kernel.symbol: future for kernel, future in made.items()}
+                try:
+                    self._pool.submit(self._make, made, compiler)
+                except RuntimeError:  # this interpreter ends and starts no more threads
+                    self._make(made, compiler)
+        return coming
 
-    def _submit(
-        self, group: Sequence[CppKernel], compiler: Compiler
-    ) -> Future[dict[str, CppFunction]]:
+    def results(self, coming: Mapping[str, Future[CppFunction]]) -> dict[str, CppFunction]:
+        """Functions by symbol; raises `CppCompileError` if a kernel did not compile."""
         try:
-            return self._pool.submit(self._compile, group, compiler)
-        except RuntimeError:  # this interpreter ends and starts no more threads
-            future: Future[dict[str, CppFunction]] = Future()
-            try:
-                future.set_result(self._compile(group, compiler))
-            except Exception as error:
-                future.set_exception(error)
-            return future
-
-    def _landed(self, group: Sequence[CppKernel], _: Future[dict[str, CppFunction]]) -> None:
-        with self._lock:
-            for kernel in group:
-                self._underway.pop(kernel, None)
+            return {symbol: future.result() for symbol, future in coming.items()}
+        except KeyboardInterrupt:
+            self._processes.end_all()  # their own session gets no signal of the terminal
+            raise
 
     def build(self, kernels: Iterable[CppKernel]) -> dict[str, CppFunction]:
         """Each kernel's function, by symbol."""
-        return self.start(kernels).result()
+        return self.results(self.start(kernels))
+
+    def _make(self, made: Mapping[CppKernel, Future[CppFunction]], compiler: Compiler) -> None:
+        """Compile kernels that share a translation unit."""
+        try:
+            functions = self._compile(list(made), compiler)
+            for kernel, future in made.items():
+                future.set_result(functions[kernel.symbol])
+        except BaseException as error:
+            for future in made.values():
+                future.set_exception(error)
+        finally:
+            with self._lock:
+                for kernel in made:
+                    self._underway.pop(kernel, None)
 
     def explain_miss(self, kernel: CppKernel) -> str:
         """Why `kernel` had to be compiled."""
@@ -227,12 +243,10 @@ class CppBuilder:
         if unit is None or library is None:
             raise CppCompileError("a compiled library was removed before it was loaded")
         functions = {k.symbol: self._function(k, library) for k in group}
-        where = json.dumps(unit.path.name)
+        where = {_POINTER: json.dumps(unit.path.name)}
         for kernel in group:
             # A pointer that the disk has lost costs one compilation.
-            self._cache.put(
-                self._kernel_key(kernel), lambda d: _write(d / _POINTER, where), durable=False
-            )
+            self._cache.put_files(self._kernel_key(kernel), where, durable=False)
         return functions
 
     def _compiled(self, compiler: Compiler, directory: Path) -> CppLibrary:
@@ -253,7 +267,3 @@ class CppBuilder:
             raise CppCompileError(
                 f"{shlex.join(compiler.command)} made no shared object that can be loaded: {error}"
             ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text)

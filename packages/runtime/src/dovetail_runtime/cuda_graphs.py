@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.graph_pool import GraphPool, Input, Value, mutated_inputs
@@ -29,7 +31,6 @@ from dovetail_runtime.graph_recording import (
 )
 from dovetail_runtime.lifetimes import computes_on_cpu
 from dovetail_runtime.plan import Bind, CallAten, Choose, LaunchTriton, Plan, While
-from dovetail_runtime.profiles import in_profile
 
 # An input that moved this often is copied from then on.
 _MOVES_BEFORE_COPYING = 2
@@ -49,6 +50,7 @@ _COPY_RATE = 1e12
 _MOST_SHAPES = 64
 _MOST_WATCHED = 5
 
+_UNSEEN: AbstractContextManager[None] = nullcontext()
 _MOVED = "inputs were elsewhere than when the graph was recorded"
 _IN_USE = "results of an earlier call, which a replay would have overwritten, were still in use"
 
@@ -342,3 +344,10 @@ def shape_key(inputs: Iterable[Input]) -> tuple[Any, ...]:
 
 
 __all__ = ["GraphPool", "GraphedArtifact", "RecordingPolicy", "mutated_inputs", "shape_key"]
+
+
+def in_profile(label: str) -> AbstractContextManager[object]:
+    """A block that profiles call `label`; nothing where no profiler looks."""
+    if not profiler._is_profiler_enabled:
+        return _UNSEEN
+    return profiler.record_function(label)

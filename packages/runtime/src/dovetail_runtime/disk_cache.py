@@ -161,6 +161,18 @@ class DiskCache:
                 pass  # another process was first
         return self.entry(name) is not None
 
+    def put_files(
+        self, parts: KeyParts, files: Mapping[str, str | bytes], *, durable: bool = True
+    ) -> Entry:
+        """Make an entry of files' contents by name, as `put` does."""
+
+        def fill(directory: Path) -> None:
+            for name, content in files.items():
+                data = content.encode() if isinstance(content, str) else content
+                (directory / name).write_bytes(data)
+
+        return self.put(parts, fill, durable=durable)
+
     def put(self, parts: KeyParts, fill: Callable[[Path], None], *, durable: bool = True) -> Entry:
         """Make an entry: `fill` writes its files into the directory it is given, and is called
         again with another one if this cannot be written to. If another process was first, its

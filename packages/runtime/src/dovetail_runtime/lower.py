@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail_runtime.aten_args import split_op_name
-from dovetail_runtime.cpp_library import CppFunction
+from dovetail_runtime.cpp_build import CppFunction
 from dovetail_runtime.lifetimes import early_launches, input_releases
 from dovetail_runtime.plan import (
     Allocate,

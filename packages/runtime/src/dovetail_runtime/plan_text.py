@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from dovetail_runtime.aten_args import resolve_op
-from dovetail_runtime.headers import header_name, keep_header
 from dovetail_runtime.plan import (
     Allocate,
     Assert,
@@ -37,6 +36,7 @@ from dovetail_runtime.plan import (
     While,
     slabs_of,
 )
+from dovetail_runtime.program_support import header_name, keep_header
 from dovetail_runtime.sizes import size_text, symbols_of
 
 CONSTANTS_FILE = "constants.pt"

@@ -1,16 +1,21 @@
-"""What a program written by `plan_text` calls: memory by hand, kernels by name."""
+"""What a program written by `plan_text` calls: memory by hand, kernels by name; and headers of C++
+kernels by name, to which it refers."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.aten_args import call_with_numbers, element
-from dovetail_runtime.cpp_library import CppFunction
-from dovetail_runtime.headers import header
+from dovetail_runtime.cpp_build import CppFunction
+from dovetail_runtime.disk_cache import DiskCache
+from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
 from dovetail_runtime.sizes import FLOAT_OPERATIONS, float_bits, float_from_bits, storage_bytes
@@ -29,6 +34,7 @@ __all__ = [
     "view",
 ]
 
+_FILE = "header.h"
 CppCall = Callable[[Sequence[torch.Tensor], Sequence[int], int], None]
 
 
@@ -94,3 +100,42 @@ def random_input(
     count = storage_bytes(shape, stride, offset, 1)
     flat = torch.randn(count) if dtype.is_floating_point else torch.zeros(count)
     return flat.to(device, dtype).as_strided(list(shape), list(stride), offset)
+
+
+def header_name(text: str) -> str:
+    """The file name of a header: `kernels_<digest of its text>.h`."""
+    return f"kernels_{hashlib.sha256(text.encode()).hexdigest()[:16]}.h"
+
+
+def keep_header(text: str) -> str:
+    """Keep a header in the cache, where `header` finds it; its name."""
+    name = header_name(text)
+    cache, parts = _cache(), [("header", name)]
+    if cache.get(parts) is None:
+        cache.put_files(parts, {_FILE: text})
+    return name
+
+
+def header(name: str, module: str) -> str:
+    """The text of a header: from the folder of the file that `module` was loaded from, where
+    `write_program` puts it, else from the cache.
+
+    Raises FileNotFoundError if it is in neither, or is another text than its name says.
+    """
+    file = getattr(sys.modules.get(module), "__file__", None)
+    beside = None if file is None else Path(file).parent / name
+    if beside is not None and beside.exists():
+        return beside.read_text()
+    entry = _cache().get([("header", name)])
+    data = None if entry is None else entry.read(_FILE)
+    if data is None or header_name(data.decode()) != name:
+        raise FileNotFoundError(
+            f"the header {name} is not in the cache; `dovetail_runtime.write_program` writes it "
+            "beside a program"
+        )
+    return data.decode()
+
+
+def _cache() -> DiskCache:
+    knobs = Knobs.from_environment()
+    return DiskCache(knobs.cache_dir, "header", knobs.cache_limit_bytes)

@@ -12,14 +12,16 @@ import importlib.metadata
 import json
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dovetail_runtime.compile_pool import CompilePool, JobFailed, Reply
+from dovetail_runtime.compile_pool import CompilePool, JobFailed, Reply, finished
 from dovetail_runtime.disk_cache import DiskCache, KeyParts
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.lower import TritonBinary
@@ -29,10 +31,6 @@ from dovetail_runtime.plan import TritonKernel
 ABI = "triton-1"
 
 _PTX, _CUBIN, _DESCRIPTION = "kernel.ptx", "kernel.cubin", "kernel.json"
-# What the processes that compile and interpret are told of a kernel.
-_TEXT = ("source", "symbol", "signature", "constexprs")
-_COMPILED = (*_TEXT, "aligned", "num_warps", "num_stages", "fp_fusion", "asserts")
-_INTERPRETED = (*_TEXT, "scatters")
 _WORKER = Path(__file__).with_name("triton_worker.py")
 
 
@@ -57,20 +55,6 @@ def current_arch() -> int:
     return major * 10 + minor
 
 
-class TritonBuild:
-    """Kernels on their way: `result()` waits and gives each symbol's binary."""
-
-    def __init__(
-        self, found: dict[str, TritonBinary], pending: dict[str, Future[TritonBinary]]
-    ) -> None:
-        self._found = found
-        self._pending = pending
-
-    def result(self) -> dict[str, TritonBinary]:
-        """Binaries by symbol; raises `TritonCompileError` if a kernel did not compile."""
-        return self._found | {symbol: f.result() for symbol, f in self._pending.items()}
-
-
 class TritonBuilder:
     """Compiles kernels for one architecture into one cache. Thread-safe."""
 
@@ -82,35 +66,41 @@ class TritonBuilder:
             knobs.compile_workers,
             seconds=knobs.compile_seconds,
         )
+        self._lock = threading.Lock()
+        self._underway: dict[TritonKernel, Future[TritonBinary]] = {}
 
-    def warm(self) -> None:
-        """Start the workers, so that the first kernel does not wait for Triton's import."""
-        self._pool.warm()
+    def warm(self, kernels: int) -> None:
+        """Start workers for so many kernels, which then do not wait for Triton's import."""
+        self._pool.warm(kernels)
 
     def close(self) -> None:
         """End the workers."""
         self._pool.close()
 
-    def start(self, kernels: Iterable[TritonKernel]) -> TritonBuild:
-        """Begin compiling what is not in the cache; returns at once."""
-        found: dict[str, TritonBinary] = {}
-        pending: dict[str, Future[TritonBinary]] = {}
-        for kernel in dict.fromkeys(kernels):
-            key = self._key(kernel)
-            binary = self._lookup(kernel, key)
-            if binary is not None:
-                found[kernel.symbol] = binary
-                continue
-            job = {name: getattr(kernel, name) for name in _COMPILED} | {"arch": self._arch}
-            made: Future[TritonBinary] = Future()
-            reply = self._pool.submit(job)
-            reply.add_done_callback(partial(self._finish, kernel, key, made))
-            pending[kernel.symbol] = made
-        return TritonBuild(found, pending)
+    def start(self, kernels: Iterable[TritonKernel]) -> dict[str, Future[TritonBinary]]:
+        """Begin compiling what is not in the cache; returns at once. Each symbol's binary raises
+        `TritonCompileError` if the kernel did not compile."""
+        return {kernel.symbol: self._begun(kernel) for kernel in dict.fromkeys(kernels)}
+
+    def _begun(self, kernel: TritonKernel) -> Future[TritonBinary]:
+        with self._lock:
+            underway = self._underway.get(kernel)
+        if underway is not None:
+            return underway
+        key = self._key(kernel)
+        binary = self._lookup(kernel, key)
+        if binary is not None:
+            return finished(binary)
+        made: Future[TritonBinary] = Future()
+        with self._lock:
+            self._underway[kernel] = made
+        reply = self._pool.submit({**_fields(kernel), "arch": self._arch})
+        reply.add_done_callback(partial(self._finish, kernel, key, made))
+        return made
 
     def build(self, kernels: Iterable[TritonKernel]) -> dict[str, TritonBinary]:
         """Each kernel's binary, by symbol."""
-        return self.start(kernels).result()
+        return {symbol: future.result() for symbol, future in self.start(kernels).items()}
 
     def explain_miss(self, kernel: TritonKernel) -> str:
         """Why `kernel` had to be compiled."""
@@ -134,11 +124,7 @@ class TritonBuilder:
         return _binary(kernel, json.loads(described), cubin)
 
     def _finish(
-        self,
-        kernel: TritonKernel,
-        key: KeyParts,
-        made: Future[TritonBinary],
-        reply: Future[Reply],
+        self, kernel: TritonKernel, key: KeyParts, made: Future[TritonBinary], reply: Future[Reply]
     ) -> None:
         """Store what a worker has answered, in the thread that serves the worker: others compile
         while the disk writes."""
@@ -152,25 +138,25 @@ class TritonBuilder:
             )
         except BaseException as error:
             made.set_exception(error)
+        finally:
+            with self._lock:
+                self._underway.pop(kernel, None)
 
     def _stored(self, kernel: TritonKernel, key: KeyParts, reply: Reply) -> TritonBinary:
         ptx, cubin = reply.pop("ptx"), base64.b64decode(reply.pop("cubin"))
-
-        def fill(directory: Path) -> None:
-            (directory / "kernel.py").write_text(kernel.source)
-            (directory / _PTX).write_text(ptx)
-            (directory / _CUBIN).write_bytes(cubin)
-            (directory / _DESCRIPTION).write_text(json.dumps(reply))
-
-        self._cache.put(key, fill)
+        texts = {"kernel.py": kernel.source, _PTX: ptx, _DESCRIPTION: json.dumps(reply)}
+        self._cache.put_files(key, {**texts, _CUBIN: cubin})
         return _binary(kernel, reply, cubin)
 
     def _key(self, kernel: TritonKernel) -> KeyParts:
         parts = [("abi", ABI), ("triton", triton_version()), ("arch", str(self._arch))]
-        for field in dataclasses.fields(kernel):
-            value = getattr(kernel, field.name)
-            parts.append((field.name, value if isinstance(value, str) else repr(value)))
+        for name, value in _fields(kernel).items():
+            parts.append((name, value if isinstance(value, str) else repr(value)))
         return parts
+
+
+def _fields(kernel: TritonKernel) -> dict[str, Any]:
+    return {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
 
 
 def _binary(kernel: TritonKernel, stored: Reply, cubin: bytes) -> TritonBinary:
@@ -179,102 +165,71 @@ def _binary(kernel: TritonKernel, stored: Reply, cubin: bytes) -> TritonBinary:
         raise TritonCompileError(
             f"kernel {kernel.symbol!r} wants thread block clusters, which the executor has not"
         )
-    kinds = tuple(
-        "pointer" if kind.startswith("*") else kind
-        for _, kind in kernel.signature
-        if kind != "constexpr"
-    )
-    unknown = [kind for kind in kinds if kind not in ("pointer", "i32", "i64")]
-    if unknown:
-        raise TritonCompileError(
-            f"kernel {kernel.symbol!r} has parameters of type {unknown}: a launch passes pointers, "
-            "i32 and i64 only"
-        )
-    scratch_parameters = stored["ptx_parameters"] - len(kinds)
-    # Loads of several elements at once stop the device where they are not aligned; what reads by
-    # descriptors checks no address.
-    names = [name for name, kind in kernel.signature if kind != "constexpr"]
-    kinds = tuple(
-        "aligned pointer" if kind == "pointer" and name in kernel.aligned else kind
-        for name, kind in zip(names, kinds, strict=True)
-    )
+    kinds: list[str] = []
+    for name, kind in kernel.signature:
+        if kind.startswith("*"):
+            # Loads of several elements at once stop the device where they are not aligned; what
+            # reads by descriptors checks no address.
+            kinds.append("aligned pointer" if name in kernel.aligned else "pointer")
+        elif kind in ("i32", "i64"):
+            kinds.append(kind)
+        elif kind != "constexpr":
+            raise TritonCompileError(
+                f"kernel {kernel.symbol!r} has a parameter {name} of type {kind}: a launch passes "
+                "pointers, i32 and i64 only"
+            )
     return TritonBinary(
         entry=stored["entry"],
         cubin=cubin,
-        parameters=kinds,
+        parameters=tuple(kinds),
         shared_bytes=stored["shared_bytes"],
         threads=stored["threads"],
-        scratch_parameters=scratch_parameters,
+        scratch_parameters=stored["ptx_parameters"] - len(kinds),
         scratch_bytes=stored["global_scratch_bytes"],
     )
 
 
-class TritonInterpreter:
-    """Runs Triton kernels on CPU tensors under Triton's interpreter, in a process of its own (the
-    interpreter must be chosen before Triton is imported). It is slow: for tests."""
-
-    def __init__(self) -> None:
-        self._pool = CompilePool(
-            [sys.executable, "-u", str(_WORKER), "interpret"], 1, {"TRITON_INTERPRET": "1"}
-        )
-
-    def __call__(
-        self,
-        kernel: TritonKernel,
-        arguments: Sequence[torch.Tensor | int],
-        grid: tuple[int, int, int],
-    ) -> None:
-        """Run one launch; the tensors' memory holds the result afterwards."""
-        storages: list[torch.Tensor] = []
-        numbers: dict[int, int] = {}
-        described: list[dict[str, object] | int] = []
-        for argument in arguments:
-            if not isinstance(argument, torch.Tensor):
-                described.append(argument)
-                continue
-            storage = argument.untyped_storage()
-            if storage.data_ptr() not in numbers:
-                numbers[storage.data_ptr()] = len(storages)
-                storages.append(_bytes_of(storage))
-            described.append(
-                {
-                    "storage": numbers[storage.data_ptr()],
-                    "dtype": str(argument.dtype).removeprefix("torch."),
-                    "offset": argument.storage_offset(),
-                    "shape": list(argument.shape),
-                    "stride": list(argument.stride()),
-                }
-            )
-        with tempfile.TemporaryDirectory(prefix="dovetail-interpret-") as directory:
-            sent, received = Path(directory) / "arguments.pt", Path(directory) / "results.pt"
-            torch.save((storages, described), sent)
-            job = {name: getattr(kernel, name) for name in _INTERPRETED} | {
-                "arguments": str(sent),
-                "results": str(received),
-                "grid": grid,
+def run_in_interpreter(
+    kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], grid: tuple[int, int, int]
+) -> None:
+    """Run one launch on CPU tensors, whose memory holds the result afterwards, under Triton's
+    interpreter; a `TritonLauncher` for `ReferenceExecutor`. It is slow: for tests."""
+    storages: list[torch.Tensor] = []
+    numbers: dict[int, int] = {}
+    described: list[dict[str, object] | int] = []
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
+            described.append(argument)
+            continue
+        storage = argument.untyped_storage()
+        if storage.data_ptr() not in numbers:
+            numbers[storage.data_ptr()] = len(storages)
+            storages.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+        described.append(
+            {
+                "storage": numbers[storage.data_ptr()],
+                "dtype": str(argument.dtype).removeprefix("torch."),
+                "offset": argument.storage_offset(),
+                "shape": list(argument.shape),
+                "stride": list(argument.stride()),
             }
-            self._pool.submit(job).result()
-            for mine, result in zip(storages, torch.load(received, weights_only=True), strict=True):
-                mine.copy_(result)
-
-    def close(self) -> None:
-        """End the process."""
-        self._pool.close()
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+        )
+    with tempfile.TemporaryDirectory(prefix="dovetail-interpret-") as directory:
+        sent, received = Path(directory) / "arguments.pt", Path(directory) / "results.pt"
+        torch.save((storages, described), sent)
+        job = {
+            **_fields(kernel),
+            "arguments": str(sent),
+            "results": str(received),
+            "grid": grid,
+        }
+        _interpreter().submit(job).result()
+        for mine, result in zip(storages, torch.load(received, weights_only=True), strict=True):
+            mine.copy_(result)
 
 
 @lru_cache(maxsize=1)
-def _interpreter() -> TritonInterpreter:
-    return TritonInterpreter()
-
-
-def run_in_interpreter(
-    kernel: TritonKernel,
-    arguments: Sequence[torch.Tensor | int],
-    grid: tuple[int, int, int],
-) -> None:
-    """Run one launch on CPU tensors; a `TritonLauncher` for `ReferenceExecutor`."""
-    _interpreter()(kernel, arguments, grid)
+def _interpreter() -> CompilePool:
+    """A process of its own: the interpreter must be chosen before Triton is imported."""
+    command = [sys.executable, "-u", str(_WORKER), "interpret"]
+    return CompilePool(command, 1, {"TRITON_INTERPRET": "1"})

@@ -7,6 +7,7 @@ this package. A job is a JSON line; see `triton_build.py` for its fields.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -32,6 +33,15 @@ def load_source(source: str, symbol: str, directory: str) -> Any:
     if not hasattr(module, symbol):
         raise ValueError(f"the source defines no function {symbol!r}")
     return getattr(module, symbol)
+
+
+def import_compiler() -> None:
+    """Import all of Triton that a first kernel would wait for."""
+    importlib.import_module("triton.compiler.code_generator")
+    cache: Any = importlib.import_module("triton.runtime.cache")
+    # The digest of Triton's own 500 MB: its cache here serves this process alone.
+    if hasattr(cache, "triton_key"):
+        cache.triton_key = lambda: ""
 
 
 def compile_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
@@ -141,7 +151,10 @@ def main() -> None:
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as directory:
         # What is worth keeping the caller keeps; Triton's own cache goes with this process.
-        os.environ.setdefault("TRITON_CACHE_DIR", directory)
+        os.environ["TRITON_CACHE_DIR"] = directory
+        if mode == "compile":
+            with contextlib.suppress(ImportError):  # which each job tells
+                import_compiler()
         for line in sys.stdin:
             try:
                 reply = handler(json.loads(line), directory)

@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from dovetail_prims.artifact_log import tell
 from dovetail_runtime import TensorSpec, load
-from dovetail_runtime.artifact import KernelBuild, start_build
+from dovetail_runtime.artifact import KernelBuild
 from dovetail_runtime.disk_cache import DiskCache, Entry
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import Plan
@@ -60,17 +59,13 @@ class DeviceTuner:
         cache = DiskCache(knobs.cache_dir, "autotune", knobs.cache_limit_bytes)
         found = [_read(cache.get(_key(p)), len(p.names)) for p in problems]
         open_problems = [(i, list(p.plans())) for i, p in enumerate(problems) if found[i] is None]
-        building = [(i, [(p, start_build(p.kernels)) for p in plans]) for i, plans in open_problems]
+        building = [(i, [(p, KernelBuild(p.kernels)) for p in plans]) for i, plans in open_problems]
         for position, plans in building:
             problem = problems[position]
             times = self._measure(problem, plans)
             if times[0] is not None:
                 text = json.dumps({"names": problem.names, "seconds": times})
-
-                def fill(directory: Path, text: str = text) -> None:
-                    (directory / "times.json").write_text(text)
-
-                cache.put(_key(problem), fill)
+                cache.put_files(_key(problem), {"times.json": text})
             found[position] = times
         return [times for times in found if times is not None]
 

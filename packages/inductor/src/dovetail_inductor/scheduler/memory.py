@@ -56,6 +56,18 @@ class MemoryPlan:
         """Byte offsets into their slab, of the buffers that live in one."""
         return {name: offset for slab in self.slabs for name, offset in slab.offsets.items()}
 
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Of each slab, its device and its number there."""
+        devices = [str(slab.device) for slab in self.slabs]
+        return [(device, devices[:at].count(device)) for at, device in enumerate(devices)]
+
+    @cached_property
+    def place_of(self) -> Mapping[str, tuple[str, int]]:
+        """The same of the slab that a buffer lives in."""
+        slabs = zip(self.slabs, self.places, strict=True)
+        return {name: place for slab, place in slabs for name in slab.offsets}
+
 
 def plan_memory(
     graph: KernelGraph,
