@@ -232,3 +232,29 @@ def test_on_a_gpu(name: str, rows: int) -> None:
     for mine, eager in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert isinstance(mine, Tensor) and mine.stride() == eager.stride()
         torch.testing.assert_close(mine.cpu(), eager, rtol=4e-3, atol=4e-3)
+
+
+def reads_weights_first(plan: Plan) -> bool:
+    """Whether the last kernel reads memory before it waits for the launches before it."""
+    launch = [step for step in plan.steps if isinstance(step, LaunchTriton)][-1]
+    (source,) = (k.source for k in plan.kernels if k.symbol == launch.kernel)
+    return 0 < source.index("tl.load") < source.index("gdc_wait()\n")
+
+
+def test_weights_that_nothing_writes_are_read_before_the_row_is_there() -> None:
+    """Not those that a launch of the plan makes, nor more than memory has time for meanwhile."""
+    x, w = half(1, 256), half(128, 256)
+
+    def normed(x: Tensor, w: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:]) @ w.t()
+
+    def made(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w.softmax(-1).t()
+
+    for fn in (normed, made):
+        plan = compiled(fn, (x, w))
+        run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
+        torch.testing.assert_close(run(x, w)[0], fn(x, w), rtol=4e-3, atol=4e-3)
+        assert reads_weights_first(plan) == (fn is normed)
+    row, wide = (torch.empty(n, 1024, dtype=x.dtype, device="meta") for n in (1, 16384))
+    assert not reads_weights_first(compiled(normed, (row, wide)))

@@ -25,7 +25,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.choose_attention import choose_attention
 from dovetail_inductor.products.choose_products import Tuner, choose_products
 from dovetail_inductor.products.computed_operands import compute_operands
-from dovetail_inductor.products.few_rows import multiply_few_rows
+from dovetail_inductor.products.few_rows import multiply_few_rows, read_early
 from dovetail_inductor.products.unpadded import write_unpadded
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
 from dovetail_inductor.scheduler.combine import combine
@@ -198,7 +198,9 @@ def to_plan(
     )
     passes.show("live_bytes", lambda: live_bytes(kernels, owned).as_text())
     memory = passes.run("plan_memory", lambda: plan_memory(kernels, owned, places))
-    return passes.run("emit_plan", lambda: emit_plan(kernels, memory, options, name, written))
+    # After memory is planned, which says what is written where.
+    early = read_early(kernels, memory)
+    return passes.run("emit_plan", lambda: emit_plan(early, memory, options, name, written))
 
 
 def _owned(gm: GraphModule, loops: LoopGraph) -> frozenset[str]:

@@ -23,7 +23,16 @@ from dovetail_inductor.products.find_products import (
     with_forms,
 )
 from dovetail_inductor.products.products import Form, Product
-from dovetail_inductor.scheduler.kernels import ComputedOperand, KernelGraph, ProductTiles
+from dovetail_inductor.scheduler.kernels import (
+    CombinedKernel,
+    ComputedOperand,
+    KernelGraph,
+    ProductKernel,
+    ProductTiles,
+    Step,
+)
+from dovetail_inductor.scheduler.lifetimes import writes_of
+from dovetail_inductor.scheduler.memory import MemoryPlan
 
 MOST_ROWS = 32
 # So many numbers lie side by side in 16 bytes, which is what a GPU reads at once.
@@ -41,6 +50,9 @@ BUSY = 15 / 16
 # Of one row: how many numbers of it a thread multiplies at least, and by the bits of weights how
 # deep a tile is at most and how many columns a program has.
 ROW_NUMBERS = 32
+# Bytes of weights to be read before the row is there. Of more, what the kernel before reads would
+# come later: all of it waits for a norm's row (an H100, decoding.py).
+MOST_EARLY = 1 << 24
 ROW_TILES = ((4, 8192, 8), (64, 8192, 2))
 
 
@@ -83,6 +95,26 @@ def multiply_few_rows(
             form = product.in_one(tiles) if tiles.parts == 1 else product.in_parts(tiles)
             forms += [] if form is None else [form]
     return with_forms(graph, forms) if forms else graph
+
+
+def read_early(graph: KernelGraph, memory: MemoryPlan) -> KernelGraph:
+    """Let products behind kernels that are none read weights which no launch writes before those
+    kernels have ended, which keep the memory less busy."""
+    written = set(memory.written_over.values()).union(*map(writes_of, graph.steps))
+    steps: list[Step] = []
+    for step in graph.steps:
+        if isinstance(step, ProductKernel) and not (steps and _multiplies(steps[-1])):
+            weights = step.reads_right()
+            size = sum(graph.buffers[name].nbytes for name in weights)
+            early = size <= MOST_EARLY and weights.isdisjoint(written)
+            step = replace(step, early=early)
+        steps.append(step)
+    return replace(graph, steps=tuple(steps))
+
+
+def _multiplies(step: Step) -> bool:
+    own = step.kernels if isinstance(step, CombinedKernel) else (step,)
+    return any(isinstance(kernel, ProductKernel) for kernel in own)
 
 
 def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) -> bool:
@@ -144,4 +176,4 @@ def _covering(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
-__all__ = ["multiply_few_rows", "tiles_for"]
+__all__ = ["multiply_few_rows", "read_early", "tiles_for"]

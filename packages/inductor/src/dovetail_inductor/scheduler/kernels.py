@@ -171,7 +171,8 @@ class ProductKernel:
     (the batch, or the parts of k, or nothing), (m) and (n); its nests find the sums of products
     where they load from `sums`, which is no memory. `others` are further right matrices of the
     same shape and strides, by which the left one is multiplied besides, with the names of their
-    sums. Right matrices in `computed`, by their buffers, are in no memory.
+    sums. Right matrices in `computed`, by their buffers, are in no memory. With `early` no launch
+    of the plan writes the weights: they may be read before the launches before have ended.
     """
 
     name: str
@@ -183,11 +184,18 @@ class ProductKernel:
     tiles: ProductTiles
     others: tuple[tuple[Strided, str], ...] = ()
     computed: Mapping[str, ComputedOperand] = field(default_factory=dict)
+    early: bool = False
 
     @property
     def rights(self) -> tuple[tuple[Strided, str], ...]:
         """All right matrices, with the names of their sums."""
         return ((self.right, self.sums), *self.others)
+
+    def reads_right(self) -> set[str]:
+        """Names of the buffers that right matrices are read from, or made of."""
+        made = (operand.reads() for operand in self.computed.values())
+        rights = {right.buffer for right, _ in self.rights} - set(self.computed)
+        return rights.union(*made)
 
     def weights_of(self, right: str) -> frozenset[str]:
         """Names of the buffers that have a right matrix element by element."""
@@ -205,9 +213,7 @@ class ProductKernel:
     def reads(self) -> set[str]:
         """Names of the buffers read that others wrote."""
         sums = {name for _, name in self.rights}
-        operands = {self.left.buffer, *(right.buffer for right, _ in self.rights)}
-        made = (operand.reads() for operand in self.computed.values())
-        return (self.epilogue.reads() - sums) | (operands - set(self.computed)).union(*made)
+        return (self.epilogue.reads() - sums) | {self.left.buffer} | self.reads_right()
 
     def as_text(self) -> str:
         """Readable form."""

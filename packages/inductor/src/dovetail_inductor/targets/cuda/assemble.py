@@ -16,6 +16,9 @@ from dovetail_inductor.targets.cuda.triton_ops import POINTER_TYPES, helper_sour
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
 _DEPENDENT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n"
+# Behind it a kernel reads what the launches before it may have written. Those that do not say where
+# that is do so from the beginning.
+WAIT = "    gdc_wait()"
 # Programs of a kernel that is worth beginning early: as many as an H100 has at once, and their
 # successors. Each spends time on it: windows of 27 by 230,640 programs took 158 us without and
 # 294 us with it, where a launch begins 0.45 us earlier.
@@ -25,13 +28,15 @@ MOST_DEPENDENT = 2 * 32 * 132
 @dataclass(frozen=True)
 class EmittedKernel:
     """A kernel's source, the buffers that its pointer parameters take in order, the symbols whose
-    values the parameters after them take, its grid, and whether it waits for launches before it."""
+    values the parameters after them take, its grid, and whether it waits for launches before it, or
+    begins only then."""
 
     kernel: TritonKernel
     tensors: tuple[str, ...]
     symbols: tuple[str, ...]
     grid: tuple[int, int, int]
     dependent: bool
+    evenly: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,10 @@ def assemble(
     text, parameters, tiling = body.text, body.parameters, body.tiling
     dependent = dependent and hint_of(programs) <= MOST_DEPENDENT
     if dependent:
-        text = f"    gdc_launch_dependents()\n    gdc_wait()\n{text}"
+        wait = "" if WAIT in text else f"{WAIT}\n"
+        text = f"    gdc_launch_dependents()\n{wait}{text}"
+    else:
+        text = text.replace(f"{WAIT}\n", "")
     symbols = names_in(text)
     types = parameter_types(parameters, buffers)
     signature = (
@@ -129,4 +137,4 @@ def assemble(
     return EmittedKernel(kernel, tensors, symbols, (programs, 1, 1), dependent)
 
 
-__all__ = ["EmittedKernel", "KernelBody", "assemble", "parameter_types", "passed_by_value"]
+__all__ = ["WAIT", "EmittedKernel", "KernelBody", "assemble", "parameter_types", "passed_by_value"]

@@ -12,6 +12,7 @@ from math import gcd, prod
 
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.scheduler.kernels import ProductKernel
+from dovetail_inductor.targets.cuda.assemble import WAIT
 from dovetail_inductor.targets.cuda.body import Lines
 from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.right_tiles import (
@@ -62,6 +63,8 @@ def multiply_row(
             else:
                 made = computed_tiles(lines, product, right.buffer, depth, emission, column)
             rights.append((f"{acc}_{column}", made))
+    if once and product.early:
+        lines.text.append(WAIT)
     row = [f"a{turn}" for turn in range(depth.in_one)]
     if depth.in_one == 2:  # both are read at once
         at = f"((k + kk)[{':, ' * (len(depth.blocks) + 1)}None] + tl.arange(0, 2))"
