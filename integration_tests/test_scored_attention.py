@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_autograd_aot import AotSettings, aot_compile, recognise_scored_attention
+from dovetail_autograd_aot import recognise_scored_attention
 from dovetail_autograd_aot.patterns import score_patterns
-from dovetail_inductor import InductorOptions, compile_graph
-from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime.plan import CallAten, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from interpreted_attention import Kernels
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -64,31 +60,6 @@ def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = F.softmax(scores + hidden[None, None], dim=-1, dtype=torch.float32).to(q.dtype)
     weights = F.dropout(weights, 0.1, False)
     return torch.matmul(weights, repeated(v)).transpose(1, 2).contiguous()
-
-
-class Kernels:
-    """A backend whose kernels run in Triton's interpreter; the names of those that it made."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __call__(self, gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        return aot_compile(
-            gm,
-            examples,
-            forward_compiler=self.compile,
-            decompositions=core_aten_table(),
-            settings=AotSettings(
-                lambda gm: recognise_scored_attention(gm, "cpu", (torch.float16,))
-            ),
-        )
-
-    def compile(self, gm: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-        plan = compile_graph(gm, options=InductorOptions(triton=True))
-        assert not any(isinstance(step, CallAten) for step in plan.steps)
-        self.names += [k.symbol.rpartition("_")[0] for k in plan.kernels if type(k) is TritonKernel]
-        run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
-        return lambda *inputs: run(*inputs)
 
 
 @pytest.fixture(autouse=True)

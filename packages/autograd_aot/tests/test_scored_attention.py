@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dovetail_autograd_aot import AotSettings, aot_compile
-from dovetail_autograd_aot.patterns import score_patterns, scored_attention
+from dovetail_autograd_aot.patterns import called_attention, score_patterns, scored_attention
 from dovetail_autograd_aot.patterns.scored_attention import recognise_scored_attention
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake.fake_mode import FakeMode, fake_arguments
@@ -23,6 +23,7 @@ M, N = 6, 8
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_patterns, "WORTH_SCORES", 0)
     monkeypatch.setattr(score_patterns, "LEAST_LENGTH", 1)
+    monkeypatch.setattr(called_attention, "MOST_FEW", 0)
     monkeypatch.setattr(score_patterns, "HEAD_SIZES", range(2, 257))
 
 

@@ -85,6 +85,8 @@ def test_a_launch_is_early_behind_another_that_waits() -> None:
     assert isinstance(last, LaunchTriton)
     alone = replace(plan, steps=(*plan.steps[:-1], replace(last, dependent=False)))
     assert early(alone) == [False, True, True, False, False]
+    evenly = replace(plan, steps=(*plan.steps[:-1], replace(last, evenly=True)))
+    assert early(evenly) == [False, True, True, False, False]
 
 
 def test_runs_in_the_interpreter() -> None:

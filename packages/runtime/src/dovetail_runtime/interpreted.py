@@ -94,9 +94,13 @@ class MemoryWatch:
             region.stored[at] = self._barriers
 
     def update(self, addresses: Any, size: int) -> None:
-        """Atomic updates: among them there is no race."""
+        """Atomic updates: among them there is no race. Who makes one of a single number after a
+        barrier tells others that they may read what it stored before."""
         for _ in self._places(addresses, size, "updates"):
             pass
+        for region in self._regions if addresses.size == 1 else ():
+            told = (region.writer == self._program) & (region.stored < self._barriers)
+            region.writer[told] = _NOBODY
 
     def _places(self, addresses: Any, size: int, verb: str) -> Iterator[tuple[_Region, Any]]:
         lanes = np.arange(addresses.size)

@@ -116,9 +116,11 @@ def early_launches(steps: Sequence[Step]) -> list[bool]:
     waits itself waits for all before that, too.)"""
     found, waits = [], False
     for step in steps:
-        launch = isinstance(step, LaunchTriton) and step.dependent
-        found.append(launch and waits)
-        waits = launch or (waits and isinstance(step, Allocate | View | Free | FreeSlab | Assert))
+        launch = step if isinstance(step, LaunchTriton) and step.dependent else None
+        found.append(launch is not None and waits and not launch.evenly)
+        waits = launch is not None or (
+            waits and isinstance(step, Allocate | View | Free | FreeSlab | Assert)
+        )
     return found
 
 

@@ -190,13 +190,15 @@ class LaunchTriton:
     time of the launch is passed, a float as the bits of its float64. `label`: see `LaunchCpp`.
 
     A `dependent` launch's kernel waits for the launches before it (`griddepcontrol.wait` in PTX)
-    ahead of all that it does."""
+    ahead of all but reads of what no launch of the plan writes. Yet `evenly` it comes when they
+    have ended: a few programs that begin early crowd on multiprocessors that have room."""
 
     kernel: str
     args: tuple[str | Size, ...]
     grid: tuple[Size, Size, Size]
     label: str = ""
     dependent: bool = False
+    evenly: bool = False
 
 
 # An argument of an ATen call: a tensor by name, a literal, or a (nested) list.

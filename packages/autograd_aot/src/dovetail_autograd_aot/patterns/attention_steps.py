@@ -162,3 +162,43 @@ def narrow_source(node: Node) -> Node:
             break
         node = source
     return node
+
+
+def unrepeated(node: Node) -> Node:
+    """What heads were repeated of, each in turn; `node` if none were."""
+    node = narrow_source(node)
+    if node.target in ("repeat_interleave", torch.repeat_interleave):
+        source = node.args[0]
+        if len(node.args) == 3 and node.args[2] == 1 and type(node.args[1]) is int:
+            return narrow_source(source) if isinstance(source, Node) else node
+    if node.target in ("reshape", "view"):  # [b, h, n, d] -> [b, h, 1, n, d] -> expanded -> here
+        wide = node.args[0]
+        if isinstance(wide, Node) and wide.target == "expand" and isinstance(wide.args[0], Node):
+            source = _lifted_from(wide.args[0])
+            before, between, after = (fake_of(n) for n in (wide.args[0], wide, node))
+            if source is None or before is None or between is None or after is None:
+                return node
+            (b, h, _, n, d), times = before._sizes, between._sizes[2]
+            grouped = tuple(between._sizes) == (b, h, times, n, d)
+            if grouped and tuple(after._sizes) == (b, h * times, n, d):
+                return narrow_source(source)
+    return node
+
+
+def _lifted_from(node: Node) -> Node | None:
+    """x of `x[:, :, None, :, :]` or `x.unsqueeze(2)`, of four dimensions."""
+    source = node.args[0] if node.args else None
+    value = fake_of(source)
+    if not isinstance(source, Node) or value is None or len(value._sizes) != 4:
+        return None
+    after = fake_of(node)
+    if after is None or len(after._sizes) != 5 or after._sizes[2] != 1:
+        return None
+    whole = slice(None)
+    if node.target is operator.getitem:
+        parts = node.args[1]
+        lifts = isinstance(parts, tuple) and parts in (
+            (whole, whole, None), (whole, whole, None, whole), (whole, whole, None, whole, whole)
+        )  # fmt: skip
+        return source if lifts else None
+    return source if node.target == "unsqueeze" and node.args[1] == 2 else None

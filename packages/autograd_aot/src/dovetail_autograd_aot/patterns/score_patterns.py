@@ -11,11 +11,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.fx import Node
 
 from dovetail_autograd_aot.patterns.attention_steps import (
@@ -27,10 +25,19 @@ from dovetail_autograd_aot.patterns.attention_steps import (
     narrow_source,
     operands_of,
     softmax_of,
+    unrepeated,
+)
+from dovetail_autograd_aot.patterns.called_attention import (
+    Found,
+    Operands,
+    call_with_a_mask,
+    called_by_program,
 )
 
 # Of fewer scores the library's products and a softmax in memory take less time.
 WORTH_SCORES = 1 << 20
+# Of more elements of keys and values, if all are read, the library's kernels take as long.
+MOST_READ = 1 << 23
 LEAST_LENGTH = 64
 HEAD_SIZES = range(16, 257)
 
@@ -52,72 +59,21 @@ _SUNK: Collection[Any] = {
 _MAPPED = "vmap_of_graph"  # the name of a function that was captured to be mapped
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Queries, keys (`transposed`: as they are, not turned) and values, [b, h, n, d]."""
-
-    query: Node
-    key: Node
-    value: Node
-    transposed: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of scores."""
-        q, k = self.query.meta["val"]._sizes, self.key.meta["val"]._sizes
-        return (*q[:3], k[2] if self.transposed else k[3])
-
-    @property
-    def device(self) -> torch.device:
-        """Where all is computed."""
-        found: torch.device = self.query.meta["val"]._device
-        return found
-
-
-@dataclass
-class ScoreFunction:
-    """The nodes between the first product and the scores that shares are made of: `path` leads from
-    the one to the other; `sunk` is computed with it, `captured` read by it. Once it is traced:
-    the function as `text`, `derived` if that has its derivative."""
-
-    path: list[Node] = field(default_factory=list)
-    sunk: list[Node] = field(default_factory=list)
-    captured: list[Node] = field(default_factory=list)
-    text: str = ""
-    derived: bool = False
-
-
-@dataclass(frozen=True)
-class Found:
-    """Attention in a graph: `last` is the product that ends it, `sums` what gives the logarithms of
-    the sums of exponentials, if something does; a row of no scores gives `empty`.
-
-    Where attention with a mask is what the program calls, there is neither product nor path: scores
-    are `scale` times the products, where `mask` holds.
-    """
-
-    last: Node
-    operands: Operands
-    empty: float
-    product: Node | None = None
-    scores: Node | None = None
-    sums: Node | None = None
-    mask: Node | None = None
-    scale: float = 1.0
-    function: ScoreFunction = field(default_factory=ScoreFunction)
-
-
 def match(
     last: Node, order: dict[Node, int], device_type: str, dtypes: Collection[torch.dtype]
 ) -> Found | None:
     """The parts of attention that ends with a node, if their shapes and types are those that
     kernels are written for."""
-    found = _with_a_mask(last)
+    found = call_with_a_mask(last)
     if found is not None:
         if not _fits(found, device_type, dtypes) or found.mask is None:
             return None
         _sink(found, [found.mask], order, _barrier(order, last))
         return found
+    found = called_by_program(last, order)
+    if found is not None:
+        fits = _fits(found, device_type, dtypes) and found.of_few_queries
+        return found if fits and (found.mask is not None or found.reads <= MOST_READ) else None
     factors = operands_of(last)
     if factors is None:
         return None
@@ -135,40 +91,11 @@ def match(
         return None
     query = narrow_source(first[0])
     key, transposed = _keys(first[1], written.transposed)
-    operands = Operands(query, key, _unrepeated(value), transposed)
+    operands = Operands(query, key, unrepeated(value), transposed)
     found = Found(last, operands, empty, product, scores, sums)
     if not _fits(found, device_type, dtypes) or not _find_path(found, readers, order):
         return None
     return found
-
-
-def _with_a_mask(last: Node) -> Found | None:
-    """Attention with a boolean mask, and 0 where a row of the mask holds nowhere."""
-    if last.target is not torch.where or len(last.args) != 3 or last.args[2] != 0.0:
-        return None
-    some, call, _ = last.args
-    if not isinstance(some, Node) or not isinstance(call, Node) or len(call.users) != 1:
-        return None
-    if call.target is not F.scaled_dot_product_attention or len(call.args) != 3:
-        return None
-    hidden = call.kwargs.get("attn_mask")
-    if some.target != "any" or some.args[1:] != (-1,) or some.kwargs != {"keepdim": True}:
-        return None
-    seen = some.args[0]
-    if not isinstance(hidden, Node) or hidden.target is not operator.or_:
-        return None
-    other = hidden.args[1]
-    inverted = isinstance(other, Node) and other.target in (operator.invert, operator.inv)
-    if hidden.args[0] is not seen or not inverted or other.args != (some,):  # type: ignore[union-attr]
-        return None
-    scale = call.kwargs.get("scale")
-    if call.kwargs.keys() - {"attn_mask", "scale", "enable_gqa"} or not isinstance(scale, float):
-        return None
-    operands = [a for a in call.args if isinstance(a, Node)]
-    if len(operands) != 3 or not isinstance(seen, Node) or fake_of(seen) is None:
-        return None
-    query, key, value = operands
-    return Found(last, Operands(query, key, value, True), 0.0, mask=seen, scale=scale)
 
 
 def _softmax_in_one(shares: Node) -> tuple[Node, None, set[Node], float] | None:
@@ -213,48 +140,8 @@ def _keys(node: Node, transposed: bool) -> tuple[Node, bool]:
     if not transposed and node.target in ("transpose", torch.transpose) and turned:
         source = node.args[0]
         if isinstance(source, Node):
-            return _unrepeated(narrow_source(source)), True
+            return unrepeated(narrow_source(source)), True
     return node, transposed
-
-
-def _unrepeated(node: Node) -> Node:
-    """What heads were repeated of, each in turn; `node` if none were."""
-    node = narrow_source(node)
-    if node.target in ("repeat_interleave", torch.repeat_interleave):
-        source = node.args[0]
-        if len(node.args) == 3 and node.args[2] == 1 and type(node.args[1]) is int:
-            return narrow_source(source) if isinstance(source, Node) else node
-    if node.target in ("reshape", "view"):  # [b, h, n, d] -> [b, h, 1, n, d] -> expanded -> here
-        wide = node.args[0]
-        if isinstance(wide, Node) and wide.target == "expand" and isinstance(wide.args[0], Node):
-            source = _lifted_from(wide.args[0])
-            before, between, after = (fake_of(n) for n in (wide.args[0], wide, node))
-            if source is None or before is None or between is None or after is None:
-                return node
-            (b, h, _, n, d), times = before._sizes, between._sizes[2]
-            grouped = tuple(between._sizes) == (b, h, times, n, d)
-            if grouped and tuple(after._sizes) == (b, h * times, n, d):
-                return narrow_source(source)
-    return node
-
-
-def _lifted_from(node: Node) -> Node | None:
-    """x of `x[:, :, None, :, :]` or `x.unsqueeze(2)`, of four dimensions."""
-    source = node.args[0] if node.args else None
-    value = fake_of(source)
-    if not isinstance(source, Node) or value is None or len(value._sizes) != 4:
-        return None
-    after = fake_of(node)
-    if after is None or len(after._sizes) != 5 or after._sizes[2] != 1:
-        return None
-    whole = slice(None)
-    if node.target is operator.getitem:
-        parts = node.args[1]
-        lifts = isinstance(parts, tuple) and parts in (
-            (whole, whole, None), (whole, whole, None, whole), (whole, whole, None, whole, whole)
-        )  # fmt: skip
-        return source if lifts else None
-    return source if node.target == "unsqueeze" and node.args[1] == 2 else None
 
 
 def _product_below(scores: Node) -> Node | None:
@@ -304,9 +191,10 @@ def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bo
         return False
     if tuple(out._sizes) != (batch, heads, m, e):
         return False
-    if d not in HEAD_SIZES or e not in HEAD_SIZES or min(m, n) < LEAST_LENGTH:
+    if d not in HEAD_SIZES or e not in HEAD_SIZES or n < LEAST_LENGTH:
         return False
-    return bool(batch * heads * m * n >= WORTH_SCORES)
+    many = m >= LEAST_LENGTH and batch * heads * m * n >= WORTH_SCORES
+    return found.of_few_queries or bool(many)
 
 
 def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool:

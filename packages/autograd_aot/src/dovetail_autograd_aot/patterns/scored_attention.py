@@ -29,7 +29,8 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from dovetail_autograd_aot.joint.joint_trace import trace_joint
 from dovetail_autograd_aot.patterns.attention_steps import CASTS, HALVES, fake_of, is_pure, writes
-from dovetail_autograd_aot.patterns.score_patterns import Found, match
+from dovetail_autograd_aot.patterns.called_attention import Found
+from dovetail_autograd_aot.patterns.score_patterns import match
 from dovetail_autograd_aot.trace.constants import kind_of_constant
 from dovetail_autograd_aot.trace.rewrites import what_is_hidden
 
@@ -136,12 +137,13 @@ def _attention(gm: GraphModule, found: Found) -> Callable[..., Any]:
     plain, mask = _plain(gm, found), _constant_mask(gm, found)
     score, derived, empty = found.function.text, found.function.derived, found.empty
     in_rows = found.product is not None and not _lies_anyhow(found.last)
+    few, like = found.of_few_queries, found.last.meta["val"]
 
     def attention_with_scores(q: Tensor, k: Tensor, v: Tensor, *captured: Tensor) -> Any:
         """Attention with a function of its scores, and the logarithms of its sums."""
         own = torch.is_grad_enabled() and any(t.requires_grad for t in captured)
         trains = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-        own |= trains and not derived
+        own |= trains and (few or not derived)
         # (What `flex_attention` is without the operator takes longer.)
         own |= trains and math.isnan(empty) and max(q.shape[-1], v.shape[-1]) > WIDE
         if mask is not None:  # the library may have a kernel for it
@@ -149,10 +151,21 @@ def _attention(gm: GraphModule, found: Found) -> Callable[..., Any]:
         if own:
             return _run(plain, q, k, v, *captured)
         rows, sums = scored_attention(q, k, v, captured, score, empty)
-        # (They lie as queries do; what a product gives, row by row.)
+        # (They lie as queries do; what a product gives, row by row; what a kernel of the library's
+        # gives, as that leaves it.)
+        if few and found.product is None:
+            rows = _laid_out(rows, like._strides)
         return rows.contiguous() if in_rows else rows, sums
 
     return attention_with_scores
+
+
+def _laid_out(rows: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The rows with such strides, where these count."""
+    places = zip(rows.shape, rows.stride(), strides, strict=True)
+    if all(size == 1 or is_ == wanted for size, is_, wanted in places):
+        return rows
+    return rows.new_empty_strided(rows.shape, strides).copy_(rows)
 
 
 def _lies_anyhow(node: Node) -> bool:
@@ -258,9 +271,12 @@ def _score_module(gm: GraphModule, found: Found) -> GraphModule:
             copies[node] = copies[node.all_input_nodes[0]]
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    if found.mask is not None:
+    if found.product is None:
         scores = graph.call_function(torch.mul, (scores, found.scale))
+    if found.mask is not None and found.mask.meta["val"]._dtype is torch.bool:
         scores = graph.call_function(torch.where, (copies[found.mask], scores, -math.inf))
+    elif found.mask is not None:
+        scores = graph.call_function(operator.add, (scores, copies[found.mask]))
     elif found.scores is not None:
         scores = copies[found.scores]
     graph.output((scores,))

@@ -204,12 +204,14 @@ LEAST_SIDE = 32
 
 @dataclass(frozen=True)
 class AttentionTiles:
-    """A program works on `queries` x `keys` scores at a time."""
+    """A program works on `queries` x `keys` scores at a time. With `parts`, `queries` are all that
+    read one head of keys, and so many programs share its keys."""
 
     queries: int
     keys: int
     warps: int
     stages: int
+    parts: int = 0
 
     def as_text(self) -> str:
         """Short: `128x64 4 warps 3 stages`."""

@@ -7,7 +7,7 @@ operator's plain form is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -70,11 +70,44 @@ def attention_call(
     if found is not None:
         call = ctx.nodes[-1]
         assert isinstance(call, ExternCall)
-        d, e = q.shape[-1], v.shape[-1]
-        loops = replace(found, tiles=default_tiles(max(d, e), backward))
-        outputs = (*call.outputs, *_places_for_tiles(ctx, loops, q.device))
-        ctx.nodes[-1] = replace(call, outputs=outputs, attention=loops, out_variant=True)
+        width, tiles = max(q.shape[-1], v.shape[-1]), None
+        if not backward and width <= WIDEST_OF_FEW:
+            tiles = tiles_of_few(q.shape, (k.shape[1], k.shape[2]))
+        loops = replace(found, tiles=(tiles,) if tiles else default_tiles(width, backward))
+        shared = call.kwargs
+        if tiles is None:
+            places = _places_for_tiles(ctx, loops, q.device)
+        else:
+            places, counters = _places_for_parts(ctx, tiles, k, v)
+            shared = (("counters", counters),)
+        outputs = (*call.outputs, *places)
+        call = replace(call, outputs=outputs, kwargs=shared, attention=loops, out_variant=True)
+        ctx.nodes[-1] = call
     return results
+
+
+def _places_for_parts(
+    ctx: Context, tiles: AttentionTiles, k: torch.Tensor, v: torch.Tensor
+) -> tuple[list[str], Strided]:
+    """Memory for what programs find of their parts of the keys: rows, and of each its largest score
+    and its sum. And for each head of keys the number of programs that are done, which is 0 before
+    and after a call: all calls count there."""
+    pairs = k.shape[0] * k.shape[1]
+    floats = pairs * tiles.parts * tiles.queries * (v.shape[3] + 2)
+    name = f"buf{len(ctx.buffers)}"
+    ctx.buffers[name] = Buffer(name, torch.float32, k.device, (floats,), (1,))
+    for node in ctx.nodes:
+        if isinstance(node, ExternCall) and node.attention is not None and node.kwargs:
+            counters = node.kwargs[0][1]
+            assert isinstance(counters, Strided)
+            if counters.shape == (pairs,) and ctx.buffers[counters.buffer].device == k.device:
+                return [name], counters
+    value = value_like(make((pairs,), (1,), torch.int32, k.device), name)
+    value.loader = lambda indices, mask: ctx.builder.constant(0, torch.int32)
+    attention = ctx.nodes.pop()  # which is to come after them
+    counters = ctx.realize(value)
+    ctx.nodes.append(attention)
+    return [name], counters
 
 
 def _places_for_tiles(ctx: Context, loops: AttentionLoops, device: torch.device) -> list[str]:
@@ -91,6 +124,26 @@ def _places_for_tiles(ctx: Context, loops: AttentionLoops, device: torch.device)
         ctx.buffers[name] = Buffer(name, torch.uint8, device, (batches * tiles,), (1,))
         names.append(name)
     return names
+
+
+# Of an H100, of whose multiprocessors each has so many programs at once (measured: 32 to 256 keys,
+# 132 to 528 programs of 4 and 8 warps).
+PROGRAMS, KEYS_OF_FEW, WARPS_OF_FEW, STAGES_OF_FEW = 2 * 132, 128, 4, 2
+MOST_QUERIES, WIDEST_OF_FEW, MOST_PARTS = 16, 128, 64
+
+
+def tiles_of_few(queries: Sequence[int], keys: tuple[int, int]) -> AttentionTiles | None:
+    """Tiles for queries [batch, heads, m, d] by (heads of keys, keys), if those that read a head of
+    keys fit in one: its keys are shared by programs that are busy on all multiprocessors."""
+    batch, heads, m, _ = queries
+    rows = heads // keys[0] * m
+    if rows > MOST_QUERIES:
+        return None
+    parts = max(1, PROGRAMS // (batch * keys[0]))
+    parts = min(parts, -(-keys[1] // KEYS_OF_FEW), MOST_PARTS)
+    length = -(-keys[1] // (parts * KEYS_OF_FEW)) * KEYS_OF_FEW
+    covering = 1 << (rows - 1).bit_length()
+    return AttentionTiles(covering, KEYS_OF_FEW, WARPS_OF_FEW, STAGES_OF_FEW, -(-keys[1] // length))
 
 
 def default_tiles(width: int, backward: bool) -> tuple[AttentionTiles, ...]:
@@ -195,4 +248,4 @@ def _at_one_place(
     return bodies
 
 
-__all__ = ["attention_call", "default_tiles", "is_attention"]
+__all__ = ["attention_call", "default_tiles", "is_attention", "tiles_of_few"]

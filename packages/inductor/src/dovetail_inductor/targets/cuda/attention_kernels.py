@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from dovetail_inductor.loop_ir.attention_loops import ScoreBody
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel
+from dovetail_inductor.targets.cuda.attention_of_few import OfFewQueries
 from dovetail_inductor.targets.cuda.attention_text import LOG2_E, AttentionText
 
 
@@ -34,6 +35,8 @@ def emit_attention(
     """
     loops = call.attention
     assert loops is not None
+    if loops.tiles[0].parts:
+        return [OfFewQueries(call, buffers, 0).emit(dependent)]
     kinds: tuple[type[AttentionText], ...] = (_Forward,)
     if loops.body.gradient is not None:
         kinds = (_OfKeys, _OfQueries)

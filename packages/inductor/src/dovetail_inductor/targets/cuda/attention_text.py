@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ClassVar
 
@@ -104,8 +104,10 @@ class AttentionText:
         programs = self.body()
         parameters = tuple((name, buffer) for buffer, name in self.parameters.items())
         text, helpers = "\n".join(self.lines.text), frozenset(self.helpers)
-        body = KernelBody(text, parameters, helpers, self.tiling, self.kind)
-        return assemble(self.kind, body, programs, self.buffers, dependent=dependent)
+        few = self.tiles.parts > 0
+        body = KernelBody(text, parameters, helpers, self.tiling, self.kind, scatters=few)
+        made = assemble(self.kind, body, programs, self.buffers, dependent=dependent)
+        return replace(made, evenly=few)
 
     def body(self) -> int:
         """Write the statements; how many programs there are."""

@@ -133,7 +133,7 @@ def _launched(made: EmittedKernel) -> Emitted:
         made.kernel,
         tuple(made.tensors),
         lambda places, label: LaunchTriton(
-            symbol, (*places, *sizes), (x, y, z), label, made.dependent
+            symbol, (*places, *sizes), (x, y, z), label, made.dependent, made.evenly
         ),
     )
 
