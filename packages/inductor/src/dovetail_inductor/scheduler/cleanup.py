@@ -26,7 +26,7 @@ def remove_dead(graph: LoopGraph) -> LoopGraph:
             kept.append(_of_nothing(graph.builder, node))
         else:
             continue  # and what it alone reads is not needed either
-        live |= node.reads()
+        live |= kept[-1].reads()
     return replace(graph, nodes=tuple(reversed(kept)))
 
 
