@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import dovetail
 
 N = 200
+attend = F.scaled_dot_product_attention
 
 
 class Cache(nn.Module):
@@ -89,13 +90,24 @@ def test_rows_of_which_nothing_is_seen() -> None:
     mask = torch.ones(2, 1, 1, N, dtype=torch.bool)
     mask[1] = False
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return attend(q, k, v, mask, enable_gqa=True)
 
-    compiled = dovetail.compile(attend, backend=Kernels(), fullgraph=True)
+    compiled = dovetail.compile(masked, backend=Kernels(), fullgraph=True)
     got = compiled(q, keys, values, mask)
     assert (got[1] == 0).all()
-    torch.testing.assert_close(got[0], attend(q, keys, values, mask)[0], rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(got[0], masked(q, keys, values, mask)[0], rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(("wide", "narrow"), [(24, 40), (96, 80)])
+def test_heads_whose_size_is_no_power_of_two(wide: int, narrow: int) -> None:
+    """What programs leave to one another is as wide as a tile (the interpreter watches memory)."""
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(1, heads, n, d).half()
+        for heads, n, d in ((4, 2, narrow), (2, 300, narrow), (2, 300, wide))
+    )
+    assert recognised(lambda q, k, v: attend(q, k, v, enable_gqa=True), q, k, v)
 
 
 def recognised(function: Callable[..., Any], *inputs: Tensor) -> bool:
@@ -110,11 +122,12 @@ def recognised(function: Callable[..., Any], *inputs: Tensor) -> bool:
 def test_which_calls_have_such_a_kernel() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 4, n, 32).half() for n in (1, N, N))
-    attend = F.scaled_dot_product_attention
     assert recognised(lambda q, k, v: attend(q, k, v), q, k, v)
     assert recognised(lambda q, k, v: attend(q, k, v, is_causal=False, dropout_p=0.0), q, k, v)
     assert not recognised(lambda q, k, v: attend(q, k, v, is_causal=True), q, k, v)
     assert not recognised(lambda q, k, v: attend(q, k, v), q.expand(1, 4, 17, 32), k, v)
     assert not recognised(lambda q, k, v: attend(q, k, v), q, k[:, :, :50], v[:, :, :50])
     assert not recognised(lambda q, k, v: attend(q, k, v), q.float(), k.float(), v.float())
+    many = [torch.randn(1, 4, n, 256).half() for n in (1, N, N)]
+    assert not recognised(lambda q, k, v: attend(q, k, v), *many)
     assert not recognised(lambda q, k, v: attend(q, k, v), q.requires_grad_(), k, v)

@@ -20,6 +20,7 @@ from dovetail_autograd_aot.patterns.attention_steps import fake_of, is_pure, unr
 
 # Rows of one head of keys, each a query of a head that it serves, that a kernel of few queries has.
 MOST_FEW = 16
+WIDEST_OF_FEW = 128  # numbers of a head for which there is such a kernel
 _ARGUMENTS = (
     "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
 )  # fmt: skip
@@ -95,7 +96,9 @@ class Found:
     def of_few_queries(self) -> bool:
         """Whether all queries that read a head of keys fit in one tile, as in generating text."""
         _, heads, m, _ = self.operands.shape
-        return heads // self.operands.key_heads * m <= MOST_FEW
+        kept = (self.operands.query, self.operands.value)
+        narrow = all(n.meta["val"]._sizes[3] <= WIDEST_OF_FEW for n in kept)
+        return narrow and heads // self.operands.key_heads * m <= MOST_FEW
 
 
 def call_with_a_mask(last: Node) -> Found | None:
@@ -141,7 +144,8 @@ def called_by_program(last: Node, order: dict[Node, int]) -> Found | None:
     if named.get("dropout_p", 0.0) != 0.0 or named.get("is_causal", False) is not False:
         return None
     scale = named.get("scale")
-    scale = query.meta["val"]._sizes[3] ** -0.5 if scale is None else scale
+    width = query.meta["val"]._sizes[3]
+    scale = width**-0.5 if scale is None and type(width) is int else scale
     masked = mask is None or (isinstance(mask, Node) and fake_of(mask) is not None)
     if type(scale) is not float or not masked:
         return None

@@ -72,7 +72,7 @@ def attention_call(
         assert isinstance(call, ExternCall)
         width, tiles = max(q.shape[-1], v.shape[-1]), None
         if not backward and width <= WIDEST_OF_FEW:
-            tiles = tiles_of_few(q.shape, (k.shape[1], k.shape[2]))
+            tiles = tiles_of_few(q.shape, (k.shape[1], k.shape[2]), v.shape[3])
         loops = replace(found, tiles=(tiles,) if tiles else default_tiles(width, backward))
         shared = call.kwargs
         if tiles is None:
@@ -93,7 +93,8 @@ def _places_for_parts(
     and its sum. And for each head of keys the number of programs that are done, which is 0 before
     and after a call: all calls count there."""
     pairs = k.shape[0] * k.shape[1]
-    floats = pairs * tiles.parts * tiles.queries * (v.shape[3] + 2)
+    # Rows are as wide as in tiles.
+    floats = pairs * tiles.parts * tiles.queries * (max(16, _covering(v.shape[3])) + 2)
     name = f"buf{len(ctx.buffers)}"
     ctx.buffers[name] = Buffer(name, torch.float32, k.device, (floats,), (1,))
     for node in ctx.nodes:
@@ -129,20 +130,30 @@ def _places_for_tiles(ctx: Context, loops: AttentionLoops, device: torch.device)
 # Of an H100, of whose multiprocessors each has so many programs at once (measured: 32 to 256 keys,
 # 132 to 528 programs of 4 and 8 warps).
 PROGRAMS, KEYS_OF_FEW, WARPS_OF_FEW, STAGES_OF_FEW = 2 * 132, 128, 4, 2
-MOST_QUERIES, WIDEST_OF_FEW, MOST_PARTS = 16, 128, 64
+MOST_QUERIES, WIDEST_OF_FEW = 16, 128
+# Sums of all parts that the last program has in registers at once: 128 of a thread's 255.
+MOST_HELD = 128 * 32 * WARPS_OF_FEW
 
 
-def tiles_of_few(queries: Sequence[int], keys: tuple[int, int]) -> AttentionTiles | None:
-    """Tiles for queries [batch, heads, m, d] by (heads of keys, keys), if those that read a head of
-    keys fit in one: its keys are shared by programs that are busy on all multiprocessors."""
+def _covering(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def tiles_of_few(
+    queries: Sequence[int], keys: tuple[int, int], width: int
+) -> AttentionTiles | None:
+    """Tiles for queries [batch, heads, m, d] by (heads of keys, keys) and values of a width, if
+    those that read a head of keys fit in one: its keys are shared by programs that are busy on all
+    multiprocessors."""
     batch, heads, m, _ = queries
     rows = heads // keys[0] * m
     if rows > MOST_QUERIES:
         return None
     parts = max(1, PROGRAMS // (batch * keys[0]))
-    parts = min(parts, -(-keys[1] // KEYS_OF_FEW), MOST_PARTS)
+    covering = _covering(rows)
+    held = MOST_HELD // (covering * max(16, _covering(width)))
+    parts = min(parts, -(-keys[1] // KEYS_OF_FEW), held)
     length = -(-keys[1] // (parts * KEYS_OF_FEW)) * KEYS_OF_FEW
-    covering = 1 << (rows - 1).bit_length()
     return AttentionTiles(covering, KEYS_OF_FEW, WARPS_OF_FEW, STAGES_OF_FEW, -(-keys[1] // length))
 
 

@@ -52,7 +52,7 @@ def choose_attention(graph: KernelGraph, options: InductorOptions, tuner: Tuner)
 def _calls(steps: Sequence[object]) -> dict[int, ExternCall]:
     """The calls of attention, by their positions."""
     found = {at: step for at, step in enumerate(steps) if isinstance(step, ExternCall)}
-    # (Those of few queries read memory as fast as it goes.)
+    # (Tiles for few queries are chosen by a rule.)
     return {at: c for at, c in found.items() if c.attention and not c.attention.tiles[0].parts}
 
 

@@ -50,10 +50,10 @@ BUSY = 15 / 16
 # Of one row: how many numbers of it a thread multiplies at least, and by the bits of weights how
 # deep a tile is at most and how many columns a program has.
 ROW_NUMBERS = 32
+ROW_TILES = ((4, 8192, 8), (64, 8192, 2))
 # Bytes of weights to be read before the row is there. Of more, what the kernel before reads would
 # come later: all of it waits for a norm's row (an H100, decoding.py).
 MOST_EARLY = 1 << 24
-ROW_TILES = ((4, 8192, 8), (64, 8192, 2))
 
 
 def multiply_few_rows(
