@@ -17,7 +17,7 @@ ALIGNED = (32, 2048, 1024)
 IMAGES = (16, 64, 64, 64)
 
 
-def _numbers(call: Callable[..., Any], most: int, picks: Sequence[int], *shapes: Any) -> Make:
+def of_numbers(call: Callable[..., Any], most: int, picks: Sequence[int], *shapes: Any) -> Make:
     """A function of tensors and of whole numbers below `most`, which come last."""
     return lambda: (
         call,
@@ -47,7 +47,7 @@ def _reductions() -> Iterator[Program]:
     yield Program("sum aligned middle", of_shapes(lambda x: x.sum(1), ALIGNED))
     yield Program("norm aligned middle", of_shapes(lambda x: x.norm(dim=1), ALIGNED))
     yield Program("softmax aligned middle", of_shapes(lambda x: x.softmax(1), ALIGNED))
-    yield Program("max of whole numbers", _numbers(lambda i: i.int().max(1), 1 << 20, MIDDLE))
+    yield Program("max of whole numbers", of_numbers(lambda i: i.int().max(1), 1 << 20, MIDDLE))
     yield Program("sum short rows", of_shapes(lambda x: x.sum(-1), (1 << 20, 64)))
     yield Program("softmax short rows", of_shapes(lambda x: x.softmax(-1), (1 << 20, 16)))
     yield Program("max odd rows", of_shapes(lambda x: x.max(-1), (16384, 1999)))
@@ -76,31 +76,31 @@ def _order() -> Iterator[Program]:
 
 def _moved() -> Iterator[Program]:
     large, few = (4096, 4096), (4096, 1024)
-    yield Program("scatter", _numbers(lambda x, s, i: x.scatter(1, i, s), 4096, few, large, few))
+    yield Program("scatter", of_numbers(lambda x, s, i: x.scatter(1, i, s), 4096, few, large, few))
     yield Program(
-        "scatter_add", _numbers(lambda x, s, i: x.scatter_add(1, i, s), 4096, few, large, few)
+        "scatter_add", of_numbers(lambda x, s, i: x.scatter_add(1, i, s), 4096, few, large, few)
     )
     yield Program(
         "scatter_reduce",
-        _numbers(lambda x, s, i: x.scatter_reduce(1, i, s, "amax"), 4096, few, large, few),
+        of_numbers(lambda x, s, i: x.scatter_reduce(1, i, s, "amax"), 4096, few, large, few),
     )
     yield Program(
-        "index_select", _numbers(lambda x, i: x.index_select(0, i), 8192, (16384,), (8192, 512))
+        "index_select", of_numbers(lambda x, i: x.index_select(0, i), 8192, (16384,), (8192, 512))
     )
     yield Program(
-        "index_select columns", _numbers(lambda x, i: x[:, i], 2048, (1024,), (8192, 2048))
+        "index_select columns", of_numbers(lambda x, i: x[:, i], 2048, (1024,), (8192, 2048))
     )
     yield Program(
         "index_put",
-        _numbers(
+        of_numbers(
             lambda x, s, i: x.index_put((i,), s, True), 8192, (32768,), (8192, 256), (32768, 256)
         ),
     )
     yield Program(
         "take_along",
-        _numbers(lambda x, i: torch.take_along_dim(x, i, 0), 4096, (1024, 4096), large),
+        of_numbers(lambda x, i: torch.take_along_dim(x, i, 0), 4096, (1024, 4096), large),
     )
-    yield Program("one_hot", _numbers(lambda i: F.one_hot(i, 1000), 1000, (16384,)))
+    yield Program("one_hot", of_numbers(lambda i: F.one_hot(i, 1000), 1000, (16384,)))
     yield Program("masked_fill", of_shapes(lambda x, y: x.masked_fill(y > 0, -1e4), large, large))
     yield Program("repeat_interleave", of_shapes(lambda x: x.repeat_interleave(4, 1), (2048, 2048)))
     yield Program("tile", of_shapes(lambda x: x.tile(2, 3), (2048, 2048)))
@@ -238,16 +238,16 @@ def _losses() -> Iterator[Program]:
     rows = (4096, 1000)
     pair = ((8192, 2048), (8192, 2048))
     yield Program(
-        "nll", _numbers(lambda x, t: F.nll_loss(x.log_softmax(-1), t), 1000, (4096,), rows)
+        "nll", of_numbers(lambda x, t: F.nll_loss(x.log_softmax(-1), t), 1000, (4096,), rows)
     )
     yield Program(
         "cross_entropy smoothed",
-        _numbers(lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), 1000, (4096,), rows),
+        of_numbers(lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), 1000, (4096,), rows),
     )
     yield Program(
-        "cross_entropy pixels", _numbers(F.cross_entropy, 21, (8, 128, 128), (8, 21, 128, 128))
+        "cross_entropy pixels", of_numbers(F.cross_entropy, 21, (8, 128, 128), (8, 21, 128, 128))
     )
-    yield Program("multi_margin", _numbers(F.multi_margin_loss, 1000, (4096,), rows))
+    yield Program("multi_margin", of_numbers(F.multi_margin_loss, 1000, (4096,), rows))
     yield Program(
         "kl log",
         of_shapes(lambda x, y: F.kl_div(x, y, reduction="batchmean", log_target=True), *pair),
@@ -351,7 +351,7 @@ def _gradients() -> Iterator[Program]:
     yield Program("bias backward", of_shapes(lambda g: g.sum((0, 1)), (32, 512, 1024)))
     yield Program(
         "embedding backward",
-        _numbers(
+        of_numbers(
             lambda g, i: aten.embedding_dense_backward(g, i, 8192, -1, False),
             8192,
             (16, 512),

@@ -1,8 +1,8 @@
 """Programs of one to five operators beside eager, and beside torch.compile if that is asked for.
 
     python integration_tests/benchmarks/small_programs.py [--device cuda] [--dtypes float32 ...]
-        [--cases layers operators] [--only WORD ...] [--systems dovetail torch.compile] [--jobs N]
-        [--seconds S] [--json FILE]
+        [--cases layers operators shapes] [--only WORD ...] [--systems dovetail torch.compile]
+        [--jobs N] [--seconds S] [--json FILE]
 
 N processes prepare at once and time in turns. A time is that of one call, the device's work
 included, of many in a row; eager and the system alternate, and the ratio is the median of the
@@ -32,6 +32,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import small_operator_cases
 import small_program_cases
+import small_shape_cases
 from small_program_cases import Program
 
 import dovetail
@@ -39,7 +40,11 @@ from dovetail.bench import measure
 from dovetail.bench.table import machine
 
 LIMIT = 0.98
-CASES: dict[str, Any] = {"layers": small_program_cases, "operators": small_operator_cases}
+CASES: dict[str, Any] = {
+    "layers": small_program_cases,
+    "operators": small_operator_cases,
+    "shapes": small_shape_cases,
+}
 
 
 @dataclass(frozen=True)
