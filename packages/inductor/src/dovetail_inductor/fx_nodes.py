@@ -62,6 +62,3 @@ def call_at(place: Node, graph: Graph, target: Any, *args: Any, **kwargs: Any) -
     take_place(node, place)
     node.meta["val"] = value
     return node
-
-
-__all__ = ["call_at", "fake_of", "is_given_out", "is_view", "line_of"]

@@ -118,6 +118,3 @@ def _with_shape(name: str, shapes: Mapping[str, tuple[torch.dtype, tuple[Size, .
         return name
     dtype, sizes = shapes[name]
     return f"{name} {str(dtype).removeprefix('torch.')}[{', '.join(map(size_text, sizes))}]"
-
-
-__all__ = ["MOST_LETTERS", "head_of", "label_of", "operators_of"]

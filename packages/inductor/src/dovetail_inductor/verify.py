@@ -226,5 +226,3 @@ _OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "where": torch.where, "floordiv": torch.floor_divide, "remainder": torch.remainder,
     "check_index": lambda value: value,
 }  # fmt: skip
-
-__all__ = ["LoopError", "verify"]

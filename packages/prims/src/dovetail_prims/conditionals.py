@@ -74,8 +74,3 @@ def run_plainly(gm: GraphModule) -> Callable[..., Any]:
     # (Captured already: PyTorch's own mark keeps it from being captured once more.)
     getattr(gm.forward, "__func__", gm.forward).__dict__["_torchdynamo_disable"] = True
     return gm.forward
-
-
-__all__ = [
-    "COND", "WHILE", "PlainControlFlow", "graph_nodes", "graphs_of", "operands_of", "run_plainly",
-]  # fmt: skip

@@ -356,5 +356,3 @@ _READ: dict[Any, Callable[[_Copier, Any], Node]] = {
     aten.real.default: lambda copier, source: copier.parts(source)[0],
     aten.imag.default: lambda copier, source: copier.parts(source)[1],
 }
-
-__all__ = ["complex_parts"]

@@ -303,6 +303,3 @@ def _split(gm: GraphModule, graph: Graph, constant: set[Node]) -> PreparedGraph 
     rest.meta.update(gm.meta)
     prepared = tuple(fake_of(node) for node in results)
     return PreparedGraph(weights, GraphModule(gm, prepare), rest, prepared)
-
-
-__all__ = ["PreparedGraph", "prepare_weights"]

@@ -79,6 +79,3 @@ def _pack(graph: Graph, constant: set[Node], node: Node, operands: tuple[Any, An
     made.meta.update(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
-
-
-__all__ = ["pack_weights", "packs"]

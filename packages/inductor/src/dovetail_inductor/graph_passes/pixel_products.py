@@ -142,6 +142,3 @@ class _Rewriter:
         except RuntimeError:  # no such view
             raise _NotAsRows from None
         return self.made[-1]
-
-
-__all__ = ["pixel_products"]

@@ -89,6 +89,3 @@ def _alike(a: Any, b: Any) -> bool:
     x, y = layout_of(a), layout_of(b)
     known = all(type(n) is int for sizes in (*x, *y) for n in sizes)
     return known and a.meta["val"].dtype is b.meta["val"].dtype and x == y
-
-
-__all__ = ["read_parts"]

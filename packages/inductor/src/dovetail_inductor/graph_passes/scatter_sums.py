@@ -120,6 +120,3 @@ def _alike(a: Node, b: Node) -> bool:
 
 def _dtype(node: Node) -> torch.dtype:
     return node.meta["val"].dtype  # type: ignore[no-any-return]
-
-
-__all__ = ["scatter_sums"]

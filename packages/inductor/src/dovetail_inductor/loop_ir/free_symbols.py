@@ -58,6 +58,3 @@ def _of_arguments(arguments: Iterable[ExternArg]) -> Iterator[object]:
             yield from (*argument.shape, *argument.stride, argument.offset)
         else:
             yield argument
-
-
-__all__ = ["free_symbols"]

@@ -123,6 +123,3 @@ def place_of(expr: Expr) -> Index | None:
     if left is None or right is None:
         return None
     return left + right if expr.op == "add" else left - right
-
-
-__all__ = ["applied_as_place", "place_of", "simpler"]

@@ -89,6 +89,3 @@ def _without_constants(
                 ctx.buffers[name] = Buffer(name, tensor.dtype, tensor.device, shape, stride, offset)
                 lifted.append(Strided(name, shape, stride, 0))
     return replace(plan, inputs=tuple(inputs), constants=())
-
-
-__all__ = ["CompileBranch", "control_flow"]

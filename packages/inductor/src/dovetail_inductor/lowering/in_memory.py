@@ -356,6 +356,3 @@ def _nbytes(node: fx.Node) -> int:
 def _numel(node: fx.Node) -> int:
     val = _result(node)
     return 0 if val is None else hint_of(prod(shape_of(val, node.name)))
-
-
-__all__ = ["OBSERVERS", "is_view", "nodes_in_memory", "observed_values", "realize_if_worth_it"]

@@ -340,6 +340,3 @@ def _output(ctx: Context, value: Any, node: Any) -> Strided | int | float | Floa
     if not isinstance(value, Value):
         raise UnsupportedGraph(f"output {node} is a {type(value).__name__}")
     return as_promised(ctx, value, value_like(tensor_of(node), value.origin))
-
-
-__all__ = ["lower"]

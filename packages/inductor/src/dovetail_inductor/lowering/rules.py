@@ -46,6 +46,3 @@ def rule_name(node: fx.Node) -> str:
         name = f"{target._schema.name.removeprefix('aten::')}.{target._overloadname}"
         return SCALAR_FORMS.get(name, name)
     return ""
-
-
-__all__ = ["RULES", "rule_name"]

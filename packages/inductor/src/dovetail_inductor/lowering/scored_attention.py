@@ -257,6 +257,3 @@ def _at_one_place(
         if load.buffer in (SCORES, SLOPES) and (load.index != own or load.mask is not None):
             raise UnsupportedGraph("a function of several scores")
     return bodies
-
-
-__all__ = ["attention_call", "default_tiles", "is_attention", "tiles_of_few"]

@@ -162,6 +162,3 @@ def _in_parts(
 
 def _shared(tiles: ProductTiles, itemsize: int) -> int:
     return tiles.stages * tiles.k * (tiles.m + tiles.n) * itemsize
-
-
-__all__ = ["candidates"]

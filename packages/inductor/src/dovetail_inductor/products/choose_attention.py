@@ -132,6 +132,3 @@ def _describe(call: ExternCall) -> str:
     assert isinstance(q, Strided)
     name = call.op.rpartition("::")[2]
     return f"attention {name} of {'x'.join(map(str, q.shape))} by {v.shape[-2]}"
-
-
-__all__ = ["choose_attention"]

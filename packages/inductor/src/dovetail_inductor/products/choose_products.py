@@ -289,6 +289,3 @@ def plan_of(
         graph.builder,
     )
     return emit_plan(alone, plan_memory(alone), options, "candidate")
-
-
-__all__ = ["Choice", "Problem", "Tuner", "choose_products", "fastest", "plan_of"]

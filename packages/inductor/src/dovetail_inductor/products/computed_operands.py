@@ -234,6 +234,3 @@ def _at(builder: Builder, body: Expr, var: Var, number: int) -> Expr:
     """A body at one value of a variable."""
     values = {var: constant(number)}
     return rename(builder, [body], lambda v: values.get(v, variable(v)))[0]
-
-
-__all__ = ["compute_operands"]

@@ -237,13 +237,3 @@ def _read(entry: Entry | None, count: int) -> Seconds | None:
         return None
     stored = json.loads(data)["seconds"]
     return tuple(stored) if len(stored) == count else None
-
-
-__all__ = [
-    "DeviceTuner",
-    "calls_of",
-    "interleaved",
-    "recorded",
-    "scratch_inputs",
-    "side_stream",
-]

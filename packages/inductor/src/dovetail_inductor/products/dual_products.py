@@ -205,6 +205,3 @@ def _half(product: Product, side: int, columns: int) -> Product:
     buffers = {**graph.buffers, own.name: own}
     whole = replace(graph, steps=tuple(steps), buffers=buffers)
     return Product(whole, product.position, sole_reader=product.sole_reader)
-
-
-__all__ = ["DualProduct", "find_duals"]

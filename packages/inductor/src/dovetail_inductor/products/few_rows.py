@@ -174,6 +174,3 @@ def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
 def _covering(size: int) -> int:
     """The shortest side of a tile that is worth using and covers `size`."""
     return max(16, 1 << (size - 1).bit_length())
-
-
-__all__ = ["multiply_few_rows", "read_early", "tiles_for"]

@@ -316,6 +316,3 @@ def joined(
     hidden = consumer.internal | ({nest.buffer} if internal else frozenset())
     kernel = FusedKernel(consumer.name, found.rows, (), nests, hidden)
     return kernel, found.pieces_a
-
-
-__all__ = ["Form", "Product", "joined", "kernel_at"]

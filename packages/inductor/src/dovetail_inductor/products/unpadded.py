@@ -162,6 +162,3 @@ def _is_fast(product: Product) -> bool:
 
 def _saves(graph: KernelGraph, copy: Buffer) -> bool:
     return copy.nbytes >= LEAST_OF_PEAK * live_bytes(graph).bytes
-
-
-__all__ = ["write_unpadded"]

@@ -158,6 +158,3 @@ def _operator_draws(op: str) -> bool:
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     return torch.Tag.nondeterministic_seeded in getattr(packet, overload or "default").tags
-
-
-__all__ = ["draws", "order"]

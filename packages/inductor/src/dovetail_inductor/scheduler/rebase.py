@@ -90,6 +90,3 @@ def _starts(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> dict[str, int
         if 0 < aligned < buffer.extent:
             starts[name] = aligned
     return starts
-
-
-__all__ = ["rebase", "rebase_combined"]

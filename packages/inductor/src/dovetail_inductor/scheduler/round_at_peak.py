@@ -42,6 +42,3 @@ def round_at_peak(
         changed = replace(changed, buffers={**changed.buffers, **found})
         live = live_bytes(changed, owned)
     return changed if live.bytes < GAIN * before else graph
-
-
-__all__ = ["round_at_peak"]

@@ -158,6 +158,3 @@ def _slab(placed: list[tuple[int, int, Tenant]], device: torch.device) -> Slab:
         min((tenant.first for _, _, tenant in placed), default=0),
         max((tenant.last for _, _, tenant in placed), default=0),
     )
-
-
-__all__ = ["ALIGNMENT", "Slab", "Tenant", "cut_slabs", "pack", "peak_of"]

@@ -140,6 +140,3 @@ def graph_of(text: str, fakes: Sequence[Tensor]) -> GraphModule:
         nodes.append(node)
     graph.output(tuple(_read(parsed["results"], nodes)))
     return GraphModule({}, graph)
-
-
-__all__ = ["NoText", "graph_of", "run_text", "text_of"]

@@ -168,6 +168,3 @@ def _gradients(ctx: Any, of_rows: Tensor | None, of_sums: Tensor | None) -> tupl
 
 def _no_double_backward(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError("attention with a function of its scores has no second derivative")
-
-
-__all__ = ["NAMESPACE", "attention_operators", "scored_attention"]

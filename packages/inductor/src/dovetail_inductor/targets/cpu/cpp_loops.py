@@ -308,6 +308,3 @@ class Loops:
             lines = self._rows(v, f"base{v.id}", end, body, several)
         head = f"for (int64_t base{v.id} = 0; base{v.id} < {size}; base{v.id} += {step})"
         self.wrap(head, [*lines, *after])
-
-
-__all__ = ["Loops", "decode_item"]

@@ -232,6 +232,3 @@ def _end(condition: Expr, kernel: FusedKernel) -> tuple[Var, Index] | None:
     if len(along) != 1 or place.index.coefficient(along[0]) != 1:
         return None
     return along[0], (place.index - variable(along[0])) * -1 + int(bound.value)
-
-
-__all__ = ["Segment", "ShortLoops", "segments_of", "short_loops"]

@@ -51,6 +51,3 @@ def reads_are_narrow(kernel: FusedKernel, buffers: Mapping[str, Buffer], along: 
         if name in buffers and index.variables() & set(kernel.columns)
     }
     return bool(inside) and all(vector_length(i, along, buffers[name]) == 1 for name, i in inside)
-
-
-__all__ = ["accesses", "contiguous_var", "reads_are_narrow", "vector_length"]

@@ -135,6 +135,3 @@ def assemble(
     )
     tensors = tuple(b for _, b in parameters)
     return EmittedKernel(kernel, tensors, symbols, (programs, 1, 1), dependent)
-
-
-__all__ = ["WAIT", "EmittedKernel", "KernelBody", "assemble", "parameter_types", "passed_by_value"]

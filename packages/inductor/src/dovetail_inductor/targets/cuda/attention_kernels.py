@@ -241,6 +241,3 @@ class _OfKeys(AttentionText):
         if self.hangs("i"):
             of_score = self.lines.define(f"tl.where(ymask, {of_score}, 0.0)")
         add(f"of_k = tl.dot({of_score}.to({self.kind_of_rows}), tl.trans(q), of_k)")
-
-
-__all__ = ["emit_attention"]

@@ -182,6 +182,3 @@ class OfFewQueries(AttentionText):
         self.store(self.written(0), "h", "i", "acc")
         add("sums = tl.where(some, top + tl.log(total), float('-inf'))")
         self.store_number(self.written(1), "h", "sums")
-
-
-__all__ = ["OfFewQueries"]

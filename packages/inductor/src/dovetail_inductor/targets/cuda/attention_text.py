@@ -394,6 +394,3 @@ def _extreme(bound: Bound, start: str, block: int, widest: bool) -> str:
 
 def _folded(function: str, values: Sequence[str]) -> str:
     return reduce(lambda text, value: f"{function}({text}, {value})", values)
-
-
-__all__ = ["LOG2_E", "AttentionText"]

@@ -260,6 +260,3 @@ def _helper(reduction: Reduction, use: Callable[[str], None]) -> str:
     name = _SCAN_HELPERS[reduction.combine]
     use(name)
     return name
-
-
-__all__ = ["Accumulator", "Accumulators", "rounded_product"]

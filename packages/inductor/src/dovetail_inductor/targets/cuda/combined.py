@@ -92,6 +92,3 @@ def _branch(
         lines += [f"{indent}    {c} = {v}" for c, v in zip(chosen, values, strict=True)]
     lines.append(f"{indent}part{number}({', '.join([*chosen, *sizes])})")
     return lines
-
-
-__all__ = ["emit_combined"]

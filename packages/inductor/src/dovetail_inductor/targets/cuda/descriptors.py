@@ -63,6 +63,3 @@ def described(operand: Strided, buffers: Mapping[str, Buffer]) -> Described | No
     if any(own % inner or own < inner * length for own, inner, length in inside):
         return None
     return Described(shape, stride, operand.offset, turned)
-
-
-__all__ = ["Described", "described"]

@@ -391,6 +391,3 @@ class Emission:
     def _store(self, nest: LoopNest, value: str) -> None:
         if nest.buffer not in self.kernel.internal:
             self._emitter().store(nest, value, self.pairs.store if self.pairs else None)
-
-
-__all__ = ["Emission", "emit_kernel"]

@@ -188,10 +188,3 @@ def _shifted(kernel: FusedKernel, total: str) -> tuple[Expr, Expr] | None:
     if not isinstance(shifted, Apply) or shifted.op != "sub":
         return None
     return shifted.args[0], shifted.args[1]
-
-
-__all__ = [
-    "Pass", "by_pass", "computed", "extreme_with_place", "factors_of_sum", "is_dear", "is_of_rows",
-    "online_softmax", "passing", "read_again", "reads_before_it_writes", "rows_read",
-    "subtracted_in",
-]  # fmt: skip

@@ -329,6 +329,3 @@ def _along(
     positions = f"({number} * {block} + tl.arange(0, {block}))"
     lines.add(f"{name} = ({positions}{wrap}){spread}")
     return f"({name} < {size})" if size % block and not wrapped else None
-
-
-__all__ = ["emit_product", "emit_products", "product_text"]

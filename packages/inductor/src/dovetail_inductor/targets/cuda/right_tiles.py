@@ -234,6 +234,3 @@ class _OperandEmitter(BodyEmitter):
 
 class _OperandEmission(Emission):
     emitter = _OperandEmitter
-
-
-__all__ = ["Depth", "RightTiles", "address", "computed_tiles", "depth_of", "numbered"]

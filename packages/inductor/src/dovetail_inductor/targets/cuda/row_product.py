@@ -108,6 +108,3 @@ def _together(product: ProductKernel, depth: Depth, buffers: Mapping[str, Buffer
     ]
     mine = max(1, prod(depth.blocks) // (32 * product.tiles.warps))
     return gcd(mine, depth.blocks[-1], BYTES_AT_ONCE // min(BYTES_AT_ONCE, *sizes, 4))
-
-
-__all__ = ["multiply_row"]
