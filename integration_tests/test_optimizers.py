@@ -11,7 +11,7 @@ from dovetail_prims.graphs.backend_traits import BackendTraits
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.backends.aot import aot_eager
+from dovetail.backends.eager_kernels import aot_eager
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"momentum": 0.9, "nesterov": True}, "Adam": {"amsgrad": True}, "AdamW": {},

@@ -45,10 +45,10 @@ def rows(kind: type) -> list[str]:
 
 
 def test_no_two_settings_of_one_name() -> None:
-    from dovetail.settings.code_generation import CODE_GENERATION
-    from dovetail.settings.front_end import FRONT_END
+    from dovetail.settings.torch_settings import TORCH_SETTINGS
 
-    assert len(TABLE) == len(FRONT_END) + len(CODE_GENERATION)
+    names = [name for rows in TORCH_SETTINGS.values() for _, row in rows for name in row]
+    assert sorted(names) == sorted(TABLE)
     assert all(row.name == name for name, row in TABLE.items())
 
 

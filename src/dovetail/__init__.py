@@ -34,8 +34,7 @@ from dovetail.backends.registry import (
     register_backend,
     set_default_backend,
 )
-from dovetail.backward import compiled_autograd
-from dovetail.compilation import compile, compile_in_place
+from dovetail.compilation import compile, compile_in_place, compiled_autograd, set_stance
 from dovetail.compiler import cudagraph_mark_step_begin
 from dovetail.config import patch as patch_dynamo_config
 from dovetail.explanation import Explanation, explain
@@ -43,7 +42,6 @@ from dovetail.install import install, installed, uninstall
 from dovetail.logs import apply_torch_logs, read_environment, set_logs
 from dovetail.options import Options, list_mode_options, list_options
 from dovetail.report import Report, report
-from dovetail.stance import set_stance
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,5 @@
-"""`compile`: the front door, with torch.compile's arguments and their meaning."""
+"""The front door: `compile` with torch.compile's arguments and their meaning, and what else takes a
+backend by its name."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, overload
 
+import dovetail_autograd_aot
+import dovetail_capture
 import torch
 from dovetail_capture import OptimizedModule, call_through, optimize
 
@@ -179,3 +182,37 @@ def _holds_weights(model: Any, options: Options) -> bool:
     """Does what is compiled for a module hold its weights, or where they lie?"""
     module = getattr(model, "__self__", model)
     return isinstance(module, torch.nn.Module) and (options.cudagraphs or options.constant_weights)
+
+
+def compiled_autograd(
+    *,
+    backend: str | Backend = "dovetail",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dovetail_autograd_aot.compiled_autograd:
+    """A context in which `backward()` and `torch.autograd.grad` run as one compiled graph each:
+    of compiled and eager pieces, with hooks and the accumulation of gradients.
+
+    Make it once and enter it for every step; it holds the compiled passes, and its `report` tells
+    what became of each. The arguments are those of `compile`.
+    """
+    chosen, _ = lookup_backend(backend, mode, options)
+    return dovetail_autograd_aot.compiled_autograd(chosen)
+
+
+class set_stance(dovetail_capture.set_stance):
+    __doc__ = dovetail_capture.set_stance.__doc__
+
+    def __init__(
+        self,
+        stance: str = "default",
+        *,
+        skip_guard_eval_unsafe: bool = False,
+        force_backend: str | Callable[..., Any] | None = None,
+    ) -> None:
+        backend = (
+            lookup_backend(force_backend)[0] if isinstance(force_backend, str) else force_backend
+        )
+        super().__init__(
+            stance, skip_guard_eval_unsafe=skip_guard_eval_unsafe, force_backend=backend
+        )

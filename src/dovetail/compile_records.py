@@ -88,6 +88,30 @@ class CompileRecords:
         self._weights.append(weakref.ref(weights))
 
 
+@dataclass(frozen=True)
+class RegionCount:
+    """Of one graph that is run in parts by an engine which is not ours: in how many regions how
+    many operators run there, and what runs as it is, with the reason and how often."""
+
+    engine: str
+    regions: int
+    operators: int
+    left: tuple[tuple[str, int], ...]
+
+    def as_text(self) -> str:
+        """One line of a report."""
+        left = "; ".join(f"{what} x{count}" for what, count in self.left)
+        return f"{self.engine}: {self.operators} operators in {self.regions} regions" + (
+            f"; as they are: {left}" if left else ""
+        )
+
+
+class CountsRegions:
+    """A backend that counts, of each graph that it compiled."""
+
+    counts: list[RegionCount]
+
+
 Begun = tuple[Plan, KernelBuild]  # a graph's plan, and its kernels on their way
 
 

@@ -63,7 +63,7 @@ from dovetail_runtime.artifact import default_triton_builder
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from torch.fx import GraphModule
 
-from dovetail.backends.aot import run_eagers_kernels
+from dovetail.backends.eager_kernels import run_eagers_kernels
 from dovetail.compile_records import Begun, BegunAhead, CompiledGraph, CompileRecords
 from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize

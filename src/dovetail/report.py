@@ -12,8 +12,7 @@ from dovetail_capture.reporting.compile_log import Event, first_few, recompiles_
 from dovetail_capture.reporting.failures import Failure
 
 from dovetail.backends.cudagraphs import CudaGraphs
-from dovetail.backends.region_count import CountsRegions, RegionCount
-from dovetail.compile_records import CompileRecords
+from dovetail.compile_records import CompileRecords, CountsRegions, RegionCount
 from dovetail.pipeline import CompilerBackend
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from dovetail.backends.eager_kernels import as_is
 from dovetail.stages_shown import tell_of_cuda_graph
 
 
@@ -42,7 +43,7 @@ class CudaGraphs:
         tensors = [v for v in example_inputs if isinstance(v, Tensor)]
         if not any(v.device.type == "cuda" for v in tensors):
             self._note("a graph on the CPU")
-            return aot_compile(gm, example_inputs, forward_compiler=_as_it_is)
+            return aot_compile(gm, example_inputs, forward_compiler=as_is)
         static = (i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
         pool = GraphPool()
         return aot_compile(
@@ -75,10 +76,6 @@ class CudaGraphs:
 def cudagraphs() -> Callable[..., Any]:
     """The backend; it takes no options."""
     return CudaGraphs()
-
-
-def _as_it_is(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    return gm.forward
 
 
 def operator_plan(gm: GraphModule, target: Literal["cpu", "cuda"]) -> Plan | None:

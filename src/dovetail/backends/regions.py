@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 from dovetail.backends.onnx_moving_rules import MOVING
 from dovetail.backends.onnx_rules import WHOLE
 from dovetail.backends.onnx_writer import DTYPES, ModelWriter, Rule, Unsupported
-from dovetail.backends.region_count import CountsRegions, RegionCount
+from dovetail.compile_records import CountsRegions, RegionCount
 from dovetail.options import unknown_name
 from dovetail.pipeline import never_written
 from dovetail.weights import SeenWeights

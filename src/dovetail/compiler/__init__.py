@@ -18,7 +18,7 @@ from dovetail_capture import (
 
 from dovetail import config
 from dovetail.backends.registry import get_default_backend, list_backends, set_default_backend
-from dovetail.compilation import compile
+from dovetail.compilation import compile, set_stance
 from dovetail.compiler import precompile
 from dovetail.compiler.cache_artifacts import load_cache_artifacts, save_cache_artifacts
 from dovetail.compiler.guard_filters import (
@@ -36,7 +36,6 @@ from dovetail.compiler.regions import (
     nested_compile_region,
     set_enable_guard_collectives,
 )
-from dovetail.stance import set_stance
 
 __all__ = [
     "PrecompileError",

@@ -15,7 +15,8 @@ from dovetail import compiler, logs
 from dovetail.backends import registry
 from dovetail.compilation import compile, compile_in_place
 from dovetail.explanation import explain
-from dovetail.install import front_end
+
+_Wrap = Callable[[Any], Any]
 
 # What only asks or marks: torch's own are understood where captured code calls them.
 _UNDERSTOOD = frozenset(
@@ -34,10 +35,32 @@ _INTERNAL = ("torch._higher_order_ops.", "torch.nn.attention.")
 
 _ITSELF = ("torch:", "torch._dynamo")
 
+
+def _optimize(
+    backend: Any = "inductor", *, nopython: bool = False, dynamic: bool | None = None,
+    disable: bool = False, guard_filter_fn: Any = None, **unused: Any,
+) -> _Wrap:  # fmt: skip
+    """`torch._dynamo.optimize(backend)(f)`. Its hooks for exports and errors are not ours."""
+    options = None if guard_filter_fn is None else {"guard_filter_fn": guard_filter_fn}
+    return lambda target: compile(
+        target,
+        backend=backend,
+        fullgraph=nopython,
+        dynamic=dynamic,
+        disable=disable,
+        options=options,
+    )
+
+
+def _optimize_assert(backend: Any, *, dynamic: bool | None = None, **unused: Any) -> _Wrap:
+    """`torch._dynamo.optimize_assert(backend)(f)`: a graph break is an error."""
+    return _optimize(backend, nopython=True, dynamic=dynamic)
+
+
 LATE: Mapping[str, Mapping[str, Any]] = {
     "torch._dynamo": {
-        "optimize": front_end.optimize,
-        "optimize_assert": front_end.optimize_assert,
+        "optimize": _optimize,
+        "optimize_assert": _optimize_assert,
         "explain": explain,
         "reset": compiler.reset,
         "list_backends": compiler.list_backends,

@@ -6,8 +6,6 @@ import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 
-from dovetail.settings.code_generation import CODE_GENERATION
-from dovetail.settings.front_end import FRONT_END
 from dovetail.settings.meaning import (
     ChangesNothing,
     Refused,
@@ -16,6 +14,7 @@ from dovetail.settings.meaning import (
     SetsSwitch,
     Setting,
 )
+from dovetail.settings.torch_settings import TORCH_SETTINGS
 
 # Older names of settings.
 _ALIASES: Mapping[str, str] = {
@@ -23,7 +22,12 @@ _ALIASES: Mapping[str, str] = {
     "accumulated_cache_size_limit": "accumulated_recompile_limit",
 }
 
-TABLE: Mapping[str, Setting] = {row.name: row for row in (*FRONT_END, *CODE_GENERATION)}
+TABLE: Mapping[str, Setting] = {
+    name: Setting(name, module, default, meaning)
+    for module, rows in TORCH_SETTINGS.items()
+    for meaning, defaults in rows
+    for name, default in defaults.items()
+}
 NAMES: tuple[str, ...] = (*TABLE, *_ALIASES)
 # Those that calls of `compile` ask for.
 OF_CALLS: tuple[Setting, ...] = tuple(
