@@ -349,9 +349,3 @@ def no_longer_dropped(items: Iterator[Any]) -> Iterator[Any]:
 
 def _never(item: Any) -> bool:
     return False
-
-
-__all__ = [
-    "accumulated", "accumulated_from", "chained", "cycled", "no_longer_dropped", "paired",
-    "zipped_longest",
-]  # fmt: skip

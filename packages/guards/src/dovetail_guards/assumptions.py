@@ -32,6 +32,3 @@ class Assumptions:
     def as_text(self) -> str:
         """A line for each."""
         return "\n".join(map(str, self.decisions))
-
-
-__all__ = ["Assumptions", "Decision"]

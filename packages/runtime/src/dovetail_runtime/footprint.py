@@ -76,6 +76,3 @@ def _value(size: Size, symbols: Mapping[str, int]) -> int:
         return evaluate(size, symbols)
     except KeyError:
         return 0
-
-
-__all__ = ["Footprint", "footprint"]

@@ -309,6 +309,3 @@ class DeviceLibrary:
             return tl.core.tensor(TensorHandle(result, dtype), kind)
 
         return call
-
-
-__all__ = ["BadAccess", "DeviceLibrary", "MemoryWatch", "watching"]

@@ -122,6 +122,3 @@ def early_launches(steps: Sequence[Step]) -> list[bool]:
             waits and isinstance(step, Allocate | View | Free | FreeSlab | Assert)
         )
     return found
-
-
-__all__ = ["computes_on_cpu", "early_launches", "input_releases", "roots", "used_names"]

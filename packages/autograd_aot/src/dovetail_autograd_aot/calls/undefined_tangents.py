@@ -313,6 +313,3 @@ def _rebuilt(
     for name in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
         hold(root, name, getattr(gm, name))
     return _LazyGraphModule(root, graph, "Backward"), kept
-
-
-__all__ = ["UncutError", "backward_without"]

@@ -236,5 +236,3 @@ BY_NAME = {
     ("triton.runtime.autotuner", "Autotuner.run"): launch,
     ("triton.runtime.autotuner", "Heuristics.run"): launch,
 }
-
-__all__ = ["BY_NAME"]

@@ -161,5 +161,3 @@ def _of_object(value: Any) -> str:
 
 
 _TOKEN = os.urandom(8).hex()
-
-__all__ = ["GRID", "NAMESPACE", "Launch", "operator_of"]

@@ -169,6 +169,3 @@ def _last_name(node: ast.expr) -> str:
 def _reads_data(name: str) -> bool:
     """Does a function of this name give data, not a place in memory?"""
     return name == "load" or name.startswith(("atomic_", "load_"))
-
-
-__all__ = ["python_function", "written_parameters"]

@@ -274,9 +274,6 @@ def watching(vm: Interpreter, what: str, hint: str) -> Iterator[LateReads]:
         vm.global_values, vm.class_attribute_values, session.late_reads.watch = before
 
 
-__all__ = ["LASTING", "NUMBERS", "LateReads", "share_memory", "state_of", "watching"]
-
-
 _MARKED = (ListValue, DictValue, SetValue, CellValue)
 
 

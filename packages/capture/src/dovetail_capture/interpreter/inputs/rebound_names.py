@@ -161,6 +161,3 @@ def may_be_rebound(code: types.CodeType, name: str) -> bool:
         if (around, name) in found.rebound:
             return True
     return False
-
-
-__all__ = ["is_settled", "may_be_bound_again", "may_be_rebound"]
