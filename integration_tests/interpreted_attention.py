@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +12,11 @@ from dovetail_autograd_aot import AotSettings, aot_compile, recognise_scored_att
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.plan import CallAten, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
 from torch.fx import GraphModule
+
+sys.path.append(str(Path(__file__).parents[1] / "packages" / "runtime" / "tests"))
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 
 
 class Kernels:

@@ -31,15 +31,18 @@ from dovetail_capture import BackendTraits
 from dovetail_inductor import InductorOptions, compile_graph, prefer_channels_last
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.sizes.at_sizes import is_symbolic
-from dovetail_runtime import LaunchCpp, Plan, ReferenceExecutor
+from dovetail_runtime import LaunchCpp, Plan
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import TritonKernel
-from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
+from dovetail_runtime.triton_build import TritonBuilder
 from torch.fx import GraphModule
 
 from dovetail.per_size import PerSize
 
 sys.path.append(str(Path(__file__).parents[1] / "packages" / "inductor" / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "packages" / "runtime" / "tests"))
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from typed_kernels import typed_kernels
 
 HOPPER = 90

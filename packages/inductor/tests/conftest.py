@@ -14,12 +14,15 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
-from dovetail_runtime.reference import TritonLauncher
-from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
+from dovetail_runtime.triton_build import TritonBuilder
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests import what is beside them
+# Tests import what is beside them, and the runtime's reference executor.
+sys.path.insert(0, str(Path(__file__).parents[2] / "runtime" / "tests"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from checked_plan import Checked
+from kernel_interpreter import run_in_interpreter
+from reference_executor import TritonLauncher
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -21,8 +21,8 @@ from dovetail_prims.graphs.graph_text import text_of
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_prims.graphs.scored_attention import attention_operators, scored_attention
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 Function = Callable[..., Tensor]

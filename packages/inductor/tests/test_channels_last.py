@@ -14,8 +14,8 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.shape_rules.layout import is_channels_last
 from dovetail_runtime import load
 from dovetail_runtime.plan import Allocate, Plan
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 

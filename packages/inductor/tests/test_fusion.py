@@ -9,8 +9,8 @@ from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.targets import CPU, CUDA
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 
 
 def test_pointwise_chain_is_one_kernel(check):

@@ -15,11 +15,11 @@ from dovetail_inductor.options import Gpu
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_runtime import ReferenceExecutor
 from dovetail_runtime.cpp_build import CppBuilder
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, CppKernel, LaunchCpp, LaunchTriton, Plan
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor, fx
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

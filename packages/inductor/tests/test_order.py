@@ -15,8 +15,8 @@ from dovetail_inductor.scheduler.round_at_peak import round_at_peak
 from dovetail_inductor.targets import CUDA
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 
 MIB = 1 << 20
 

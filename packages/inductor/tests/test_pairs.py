@@ -14,8 +14,8 @@ from dovetail_inductor.scheduler import unroll_parts
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
 from dovetail_runtime.triton_build import TritonBuilder
+from reference_executor import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 from typed_kernels import typed_kernels
 

@@ -13,8 +13,8 @@ from dovetail_inductor.targets.cuda import tiling
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 

@@ -14,8 +14,8 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import Dialect
 from dovetail_prims.ops.catalog import POINTWISE
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import fx
 
 # The functions of floats that CORE_ATEN keeps.

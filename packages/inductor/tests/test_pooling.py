@@ -12,8 +12,8 @@ from dovetail_inductor.targets import CPU, CUDA
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 aten = torch.ops.aten

@@ -21,8 +21,8 @@ from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel, View
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 GPU = InductorOptions(triton=True)

@@ -11,7 +11,7 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
-from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
+from reference_executor import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 
 

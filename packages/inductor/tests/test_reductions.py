@@ -14,8 +14,8 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
 from dovetail_runtime.plan import LaunchCpp, LaunchTriton
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 
 SHAPES = [((5, 7, 33), d) for d in (0, 1, 2, (0, 1), (1, 2), (0, 2), (0, 1, 2))]
 

@@ -25,7 +25,7 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime import load
 from dovetail_runtime.plan import CallAten, LaunchCpp, Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
+from reference_executor import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 
 aten = torch.ops.aten

@@ -11,8 +11,8 @@ from dovetail_inductor import InductorOptions, compile_graph, compile_to_callabl
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.plan import CppKernel, LaunchTriton
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 from torch.fx import GraphModule
 

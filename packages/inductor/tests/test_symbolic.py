@@ -29,9 +29,9 @@ from dovetail_prims.fake_tensor import propagate
 from dovetail_prims.sizes.size_nodes import SizeNodes
 from dovetail_runtime import load
 from dovetail_runtime.plan import CallAten, CppKernel, LaunchCpp, LaunchTriton, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.sizes import evaluate
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree

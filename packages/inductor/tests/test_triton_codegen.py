@@ -22,8 +22,8 @@ from dovetail_inductor.targets.cuda.triton_ops import UnsupportedOp, emit_op
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 
 Fn = Callable[..., Tensor]

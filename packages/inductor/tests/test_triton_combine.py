@@ -30,8 +30,9 @@ from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import LaunchTriton, Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
+from dovetail_runtime.triton_build import TritonBuilder
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 GPU = InductorOptions(triton=True)

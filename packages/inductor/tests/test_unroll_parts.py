@@ -13,7 +13,7 @@ from dovetail_inductor.scheduler import unroll_parts
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import LaunchTriton, Plan
-from dovetail_runtime.reference import ReferenceExecutor, TritonLauncher
+from reference_executor import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 
 

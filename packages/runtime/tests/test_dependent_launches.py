@@ -13,14 +13,14 @@ from dovetail_runtime import (
     Plan,
     PlanInput,
     Ref,
-    ReferenceExecutor,
     TensorSpec,
     TritonKernel,
     load,
 )
 from dovetail_runtime.lower import TritonBinary, lower
 from dovetail_runtime.plan import Step
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 
 SIZE, BLOCK = 1 << 16, 1 << 10
 

@@ -8,21 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from dovetail_runtime import (
-    Allocate,
-    LaunchTriton,
-    Plan,
-    PlanInput,
-    ReferenceExecutor,
-    TensorSpec,
-    TritonKernel,
-    load,
-)
+from dovetail_runtime import Allocate, LaunchTriton, Plan, PlanInput, TensorSpec, TritonKernel, load
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.lower import ALIGNED_POINTER, lower
 from dovetail_runtime.plan import Step
-from dovetail_runtime.triton_build import TritonBuilder, run_in_interpreter
+from dovetail_runtime.triton_build import TritonBuilder
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 ROWS, COLUMNS = 72, 40

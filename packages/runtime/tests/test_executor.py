@@ -21,7 +21,6 @@ from dovetail_runtime import (
     Plan,
     PlanInput,
     Ref,
-    ReferenceExecutor,
     SizeExpr,
     SymbolBinding,
     TensorSpec,
@@ -33,6 +32,7 @@ from dovetail_runtime.artifact import default_cpp_builder
 from dovetail_runtime.lower import PlanError
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import Kernel, Size, Step
+from reference_executor import ReferenceExecutor
 
 CPU = torch.device("cpu")
 

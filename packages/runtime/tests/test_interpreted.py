@@ -9,7 +9,7 @@ import pytest
 import torch
 from dovetail_runtime.compile_pool import JobFailed
 from dovetail_runtime.plan import TritonKernel
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 

@@ -17,7 +17,6 @@ from dovetail_runtime import (
     Plan,
     PlanInput,
     Ref,
-    ReferenceExecutor,
     SizeExpr,
     SymbolBinding,
     TensorSpec,
@@ -28,6 +27,7 @@ from dovetail_runtime.plan import Assert, Bind, FloatOf, Size, Step
 from dovetail_runtime.plan_text import as_python
 from dovetail_runtime.serialize import plan_from_bytes, plan_to_bytes
 from dovetail_runtime.sizes import FLOAT_OPERATIONS, float_bits, float_from_bits
+from reference_executor import ReferenceExecutor
 
 CPU = torch.device("cpu")
 

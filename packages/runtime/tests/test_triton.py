@@ -11,7 +11,6 @@ from dovetail_runtime import (
     LaunchTriton,
     Plan,
     PlanInput,
-    ReferenceExecutor,
     SizeExpr,
     SymbolBinding,
     TensorSpec,
@@ -20,11 +19,9 @@ from dovetail_runtime import (
 )
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan_text import as_python
-from dovetail_runtime.triton_build import (
-    TritonBuilder,
-    TritonCompileError,
-    run_in_interpreter,
-)
+from dovetail_runtime.triton_build import TritonBuilder, TritonCompileError
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton")
 

@@ -11,8 +11,8 @@ from dovetail_runtime import CallAten, Plan, Ref
 from dovetail_runtime.artifact import KernelBuild, load
 from dovetail_runtime.plan import Allocate, FloatOf, LaunchCpp, While
 from dovetail_runtime.plan_text import as_python
-from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.serialize import plan_from_bytes, plan_to_bytes
+from reference_executor import ReferenceExecutor
 from row_plans import ADD, F, K, N, row, row_plan
 
 

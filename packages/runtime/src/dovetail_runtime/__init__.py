@@ -25,7 +25,6 @@ from dovetail_runtime.plan import (
     While,
 )
 from dovetail_runtime.plan_text import as_python, write_program
-from dovetail_runtime.reference import ReferenceExecutor
 from dovetail_runtime.serialize import ArtifactCache, load_plan, save_plan
 
 __version__ = "0.1.0"
@@ -49,7 +48,6 @@ __all__ = [
     "Plan",
     "PlanInput",
     "Ref",
-    "ReferenceExecutor",
     "SizeExpr",
     "SymbolBinding",
     "TensorSpec",

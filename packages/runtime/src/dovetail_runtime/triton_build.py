@@ -1,4 +1,4 @@
-"""Triton kernels to cubins, ahead of time, in worker processes; and run interpreted on a CPU.
+"""Triton kernels to cubins, ahead of time, in worker processes.
 
 No GPU is needed to compile: the target is an argument. The source text becomes a file in the cache,
 because Triton reads the source of what it compiles.
@@ -11,9 +11,8 @@ import dataclasses
 import importlib.metadata
 import json
 import sys
-import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
@@ -62,7 +61,7 @@ class TritonBuilder:
         self._cache = DiskCache(knobs.cache_dir, "triton", knobs.cache_limit_bytes)
         self._arch = arch
         self._pool = CompilePool(
-            [sys.executable, "-u", str(_WORKER), "compile"],
+            [sys.executable, "-u", str(_WORKER)],
             knobs.compile_workers,
             seconds=knobs.compile_seconds,
         )
@@ -187,49 +186,3 @@ def _binary(kernel: TritonKernel, stored: Reply, cubin: bytes) -> TritonBinary:
         scratch_parameters=stored["ptx_parameters"] - len(kinds),
         scratch_bytes=stored["global_scratch_bytes"],
     )
-
-
-def run_in_interpreter(
-    kernel: TritonKernel, arguments: Sequence[torch.Tensor | int], grid: tuple[int, int, int]
-) -> None:
-    """Run one launch on CPU tensors, whose memory holds the result afterwards, under Triton's
-    interpreter; a `TritonLauncher` for `ReferenceExecutor`. It is slow: for tests."""
-    storages: list[torch.Tensor] = []
-    numbers: dict[int, int] = {}
-    described: list[dict[str, object] | int] = []
-    for argument in arguments:
-        if not isinstance(argument, torch.Tensor):
-            described.append(argument)
-            continue
-        storage = argument.untyped_storage()
-        if storage.data_ptr() not in numbers:
-            numbers[storage.data_ptr()] = len(storages)
-            storages.append(torch.empty(0, dtype=torch.uint8).set_(storage))
-        described.append(
-            {
-                "storage": numbers[storage.data_ptr()],
-                "dtype": str(argument.dtype).removeprefix("torch."),
-                "offset": argument.storage_offset(),
-                "shape": list(argument.shape),
-                "stride": list(argument.stride()),
-            }
-        )
-    with tempfile.TemporaryDirectory(prefix="dovetail-interpret-") as directory:
-        sent, received = Path(directory) / "arguments.pt", Path(directory) / "results.pt"
-        torch.save((storages, described), sent)
-        job = {
-            **_fields(kernel),
-            "arguments": str(sent),
-            "results": str(received),
-            "grid": grid,
-        }
-        _interpreter().submit(job).result()
-        for mine, result in zip(storages, torch.load(received, weights_only=True), strict=True):
-            mine.copy_(result)
-
-
-@lru_cache(maxsize=1)
-def _interpreter() -> CompilePool:
-    """A process of its own: the interpreter must be chosen before Triton is imported."""
-    command = [sys.executable, "-u", str(_WORKER), "interpret"]
-    return CompilePool(command, 1, {"TRITON_INTERPRET": "1"})

@@ -1,7 +1,7 @@
-"""A worker process for Triton: compiles kernels to cubins, or runs them interpreted.
+"""A worker process for Triton: compiles kernels to cubins.
 
-Run as a script (`python triton_worker.py compile|interpret`), so that it imports Triton and not
-this package. A job is a JSON line; see `triton_build.py` for its fields.
+Run as a script, so that it imports Triton and not this package. A job is a JSON line; see
+`triton_build.py` for its fields.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,47 +115,19 @@ def count_parameters(ptx: str, entry: str) -> int:
     return len(re.findall(r"\.param\b", match.group(1)))
 
 
-def interpret_kernel(job: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Run on CPU tensors read from `arguments`, and write them to `results`."""
-    import torch
-
-    interpreted = importlib.import_module("interpreted")  # beside this script
-    function = load_source(job["source"], job["symbol"], directory)
-    scope = function.fn.__globals__
-    if "libdevice" in scope:
-        scope["libdevice"] = interpreted.DeviceLibrary()
-    for name in {"gdc_wait", "gdc_launch_dependents"} & scope.keys():
-        scope[name] = lambda: None  # one launch after the other
-    storages, arguments = torch.load(job["arguments"], weights_only=True)
-    values = [
-        torch.empty(0, dtype=getattr(torch, a["dtype"])).set_(
-            storages[a["storage"]].untyped_storage(), a["offset"], a["shape"], a["stride"]
-        )
-        if isinstance(a, dict)
-        else a
-        for a in arguments
-    ]
-    positional = [name for name, kind in job["signature"] if kind != "constexpr"]
-    named = dict(zip(positional, values, strict=True)) | dict(job["constexprs"])
-    with interpreted.watching(interpreted.MemoryWatch(storages, job["scatters"])):
-        function[tuple(job["grid"])](**named)
-    torch.save(storages, job["results"])
-    return {}
-
-
-def main() -> None:
-    """Answer jobs until the input ends."""
-    mode = sys.argv[1]
-    handler = {"compile": compile_kernel, "interpret": interpret_kernel}[mode]
+def serve(
+    handler: Callable[[dict[str, Any], str], dict[str, Any]],
+    prepare: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer jobs by `handler`, which is given a folder for its files, until the input ends."""
     # What libraries print must not mix with the replies.
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as directory:
         # What is worth keeping the caller keeps; Triton's own cache goes with this process.
         os.environ["TRITON_CACHE_DIR"] = directory
-        if mode == "compile":
-            with contextlib.suppress(ImportError):  # which each job tells
-                import_compiler()
+        with contextlib.suppress(ImportError):  # which each job tells
+            prepare()
         for line in sys.stdin:
             try:
                 reply = handler(json.loads(line), directory)
@@ -164,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(compile_kernel, import_compiler)

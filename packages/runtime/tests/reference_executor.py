@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-
 from dovetail_runtime.aten_args import call_with_numbers, element, python_value, resolve_op
 from dovetail_runtime.cpp_build import CppFunction
 from dovetail_runtime.native import executor_module

@@ -6,7 +6,7 @@ what another one writes, two may write one place only if they agree, and what a 
 must have a barrier after its store, as other threads may have stored it. (Where values go to
 computed places, of several stores one wins: that is meant.) `DeviceLibrary` stands in for CUDA's.
 
-Imported by `triton_worker.py`, beside which it lies, and by nothing else: it needs Triton.
+Imported by `interpreter_worker.py` alone: it needs Triton.
 """
 
 from __future__ import annotations
