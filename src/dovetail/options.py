@@ -132,9 +132,7 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_options(
-    mode: str | None,
-    options: Mapping[str, Any] | None,
-    process: Mapping[str, Any] | None = None,
+    mode: str | None, options: Mapping[str, Any] | None, process: Mapping[str, Any] | None = None
 ) -> Options:
     """The options of a mode, with single options replaced: by our names, or torch's for them.
     `process` holds what is set for the process, where neither says otherwise.

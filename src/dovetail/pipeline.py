@@ -161,8 +161,7 @@ class CompilerBackend:
             decompositions=core_aten_table(),
             partition=stages.partition,
             settings=AotSettings(
-                rewrite=with_attention,
-                late_error=partial(self._note, replace(role, late=True), gm),
+                rewrite=with_attention, late_error=partial(self._note, replace(role, late=True), gm)
             ),
             log=self.records.autograd,
         )

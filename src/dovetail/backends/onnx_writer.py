@@ -17,10 +17,7 @@ from torch.fx import Node
 
 OPSET = 18
 _IR_VERSION = 8
-DTYPES: Mapping[torch.dtype, int] = {
-    torch.float32: TensorProto.FLOAT,
-    torch.bool: TensorProto.BOOL,
-}
+DTYPES: Mapping[torch.dtype, int] = {torch.float32: TensorProto.FLOAT, torch.bool: TensorProto.BOOL}
 
 
 class Unsupported(Exception):

@@ -10,12 +10,7 @@ from operator import getitem
 from typing import Any, ClassVar, Protocol
 
 import torch
-from dovetail_autograd_aot import (
-    JointGraph,
-    PartitionedGraph,
-    aot_compile,
-    min_cut_partition,
-)
+from dovetail_autograd_aot import JointGraph, PartitionedGraph, aot_compile, min_cut_partition
 from dovetail_capture import BackendTraits
 from dovetail_capture.environment.callers import warn_caller
 from dovetail_capture.reporting.failures import UncompiledWarning

@@ -84,10 +84,7 @@ def redraw(case: Case, spreads: Mapping[str, Spread], seed: int) -> None:
 
 
 def over_draws(
-    case: Case,
-    twin: Case,
-    draws: int,
-    errors: Callable[[], tuple[Errors, ...] | None],
+    case: Case, twin: Case, draws: int, errors: Callable[[], tuple[Errors, ...] | None]
 ) -> tuple[Errors, ...] | None:
     """Mean errors over `draws` draws, the first of the numbers that `case` holds.
 

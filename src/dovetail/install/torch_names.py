@@ -67,9 +67,7 @@ LATE: Mapping[str, Mapping[str, Any]] = {
         "lookup_backend": registry.lookup_backend,
         "register_backend": registry.register_backend,
     },
-    "torch._inductor": {
-        "cudagraph_mark_step_begin": compiler.cudagraph_mark_step_begin,
-    },
+    "torch._inductor": {"cudagraph_mark_step_begin": compiler.cudagraph_mark_step_begin},
 }
 
 

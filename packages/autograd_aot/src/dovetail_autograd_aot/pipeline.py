@@ -140,10 +140,7 @@ def aot_compile(
 
 
 def _compile_any(
-    options: CompileOptions,
-    log: AotLog,
-    gm: GraphModule,
-    example_inputs: Sequence[Any],
+    options: CompileOptions, log: AotLog, gm: GraphModule, example_inputs: Sequence[Any]
 ) -> Run:
     """Compile a graph whose inputs may be tensor subclasses that wrap tensors."""
     unsaved = UnsavedReads(
@@ -256,10 +253,7 @@ def rewrite(request: CompileRequest) -> GraphModule:
 def trace(request: CompileRequest, graph: GraphModule, inputs: Sequence[Any]) -> JointGraph:
     """Forward and backward as one functional graph, and what each output is made of."""
     return trace_joint(
-        graph,
-        inputs,
-        decompositions=request.options.decompositions,
-        wrapping=request.wrapping,
+        graph, inputs, decompositions=request.options.decompositions, wrapping=request.wrapping
     )
 
 

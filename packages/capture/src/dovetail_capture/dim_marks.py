@@ -70,11 +70,7 @@ def mark_dynamic(
 
 
 def maybe_mark_dynamic(
-    t: torch.Tensor,
-    index: int | Iterable[int],
-    *,
-    min: int | None = None,
-    max: int | None = None,
+    t: torch.Tensor, index: int | Iterable[int], *, min: int | None = None, max: int | None = None
 ) -> None:
     """`mark_dynamic`, but a size that the program needs is compiled in. What `mark_dynamic` said of
     a dimension stands."""

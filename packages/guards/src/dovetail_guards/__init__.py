@@ -7,12 +7,4 @@ from dovetail_guards.guard_set import GuardSet
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "MISSING",
-    "FrameView",
-    "GuardFailure",
-    "GuardSet",
-    "check",
-    "clause_text",
-    "evaluate",
-]
+__all__ = ["MISSING", "FrameView", "GuardFailure", "GuardSet", "check", "clause_text", "evaluate"]

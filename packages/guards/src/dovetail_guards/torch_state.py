@@ -48,10 +48,7 @@ def _numpy_errors() -> tuple[str, ...]:
 
 def _deterministic() -> tuple[bool, bool]:
     """(deterministic algorithms on, only warn)."""
-    return (
-        _C._get_deterministic_algorithms(),
-        _C._get_deterministic_algorithms_warn_only(),
-    )
+    return (_C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only())
 
 
 class FunctionModeStack:

@@ -20,12 +20,7 @@ from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexValue, Lo
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopGraph, LoopNest, Node, Strided
 from dovetail_inductor.loop_ir.sizes import hint_of, only_data_tells
-from dovetail_inductor.scheduler.kernels import (
-    CombinedKernel,
-    FusedKernel,
-    KernelGraph,
-    Step,
-)
+from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, KernelGraph, Step
 
 MOST_POINTS = 1 << 14
 

@@ -339,11 +339,7 @@ def tensor_meta(t: Tensor) -> TensorMeta:
 
 
 def set_metadata(
-    fake: FakeTensor,
-    sizes: Sizes,
-    strides: Sizes,
-    offset: Size,
-    storage: FakeStorage | None = None,
+    fake: FakeTensor, sizes: Sizes, strides: Sizes, offset: Size, storage: FakeStorage | None = None
 ) -> None:
     """Change a fake in place, as `resize_`, `t_`, `set_` ... do: Python and C++ side alike."""
     before = (*fake._sizes, *fake._strides, fake._offset)

@@ -151,10 +151,7 @@ class _Worker:
     """One process and the tail of what it wrote to stderr."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None,
-        seconds: float | None,
+        self, command: Sequence[str], environment: Mapping[str, str] | None, seconds: float | None
     ) -> None:
         self._seconds = seconds
         self._process = subprocess.Popen(

@@ -22,13 +22,7 @@ from torch.autograd import profiler
 
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.graph_pool import GraphPool, Input, Value, mutated_inputs
-from dovetail_runtime.graph_recording import (
-    Recording,
-    RecordingPolicy,
-    Timing,
-    address,
-    record,
-)
+from dovetail_runtime.graph_recording import Recording, RecordingPolicy, Timing, address, record
 from dovetail_runtime.lifetimes import computes_on_cpu
 from dovetail_runtime.plan import Bind, CallAten, Choose, LaunchTriton, Plan, While
 
@@ -224,12 +218,7 @@ class GraphedArtifact:
         }
         try:
             shapes.recording = record(
-                self.artifact,
-                inputs,
-                stays,
-                self.pool,
-                self.policy,
-                shapes.copied_out,
+                self.artifact, inputs, stays, self.pool, self.policy, shapes.copied_out
             )
         except RuntimeError as error:
             self._refuse(shapes, f"recording failed: {error}")

@@ -10,11 +10,7 @@ import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.footprint import footprint
-from dovetail_runtime.graph_memory import (
-    own_memory_where_told,
-    shared_pool,
-    undone_if_it_fails,
-)
+from dovetail_runtime.graph_memory import own_memory_where_told, shared_pool, undone_if_it_fails
 from dovetail_runtime.plan import CopyInto, Plan, View
 from dovetail_runtime.sizes import bind_symbols
 from dovetail_runtime.workplace import workplace_for

@@ -186,10 +186,7 @@ class _Noting(PlainControlFlow):
     """Runs a graph and tells what each node gave."""
 
     def __init__(
-        self,
-        gm: GraphModule,
-        note: Note | None,
-        attributes: Mapping[int, Tensor],
+        self, gm: GraphModule, note: Note | None, attributes: Mapping[int, Tensor]
     ) -> None:
         super().__init__(gm)
         self.note = note

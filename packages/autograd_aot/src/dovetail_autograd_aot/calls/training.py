@@ -11,12 +11,7 @@ from torch import Tensor
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.calls.autograd_function import TrainingFunction, TrainingGraphs
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
-from dovetail_autograd_aot.calls.graph_calls import (
-    context_of,
-    cutting,
-    extension,
-    resolving,
-)
+from dovetail_autograd_aot.calls.graph_calls import context_of, cutting, extension, resolving
 from dovetail_autograd_aot.calls.input_reachability import InputNodes, input_nodes, maybe_apart
 from dovetail_autograd_aot.outputs.epilogue import make_epilogue
 
@@ -47,10 +42,7 @@ def compile_training(
 
 
 def _make_run(
-    graphs: TrainingGraphs,
-    unresolved: list[int],
-    examples: Sequence[Any],
-    nodes: InputNodes | None,
+    graphs: TrainingGraphs, unresolved: list[int], examples: Sequence[Any], nodes: InputNodes | None
 ) -> Callable[..., tuple[Any, ...]]:
     """As `compile_training`, with these nodes of inputs."""
     joint, double, unsaved = graphs.joint, graphs.replay, graphs.unsaved

@@ -130,11 +130,7 @@ class Family:
         return next((c for c in self.compiled if c.match(found) is not None), None)
 
     def compile(
-        self,
-        program: Program,
-        found: Recorded,
-        tensors: Sequence[Tensor],
-        compiler: Compiler,
+        self, program: Program, found: Recorded, tensors: Sequence[Tensor], compiler: Compiler
     ) -> tuple[Compiled, GraphModule]:
         """A graph for the program: for more numbers than its own, if others were recorded."""
         alike = list(self.recorded)

@@ -37,11 +37,7 @@ from dovetail_autograd_aot.trace.autograd_queries import (
     why_lost,
 )
 from dovetail_autograd_aot.trace.node_values import hint, same_size
-from dovetail_autograd_aot.trace.storage import (
-    effective,
-    read,
-    track_of,
-)
+from dovetail_autograd_aot.trace.storage import effective, read, track_of
 from dovetail_autograd_aot.trace.tracer import Tracer
 
 aten = torch.ops.aten

@@ -213,10 +213,7 @@ def _trace_score(gm: GraphModule, found: Found, order: dict[Node, int]) -> bool:
                 return False  # reading it takes as long as the library's kernels do
             reads = {n for node in function.path for n in node.all_input_nodes}
             reads |= set() if found.mask is None else {found.mask}
-            apart = reads - {
-                *function.path,
-                *([] if found.product is None else [found.product]),
-            }
+            apart = reads - {*function.path, *([] if found.product is None else [found.product])}
             function.captured = sorted(apart, key=order.__getitem__)
         function.sunk = sunk
         if not all(_is_readable(fake_of(n), found) for n in function.captured):

@@ -158,10 +158,7 @@ def symbolic_in(layout: WrapperLayout) -> Iterator[torch.SymInt]:
 
 
 def _make_output(
-    output: Output,
-    inputs: Sequence[Any],
-    results: Sequence[Any],
-    made: Sequence[Any],
+    output: Output, inputs: Sequence[Any], results: Sequence[Any], made: Sequence[Any]
 ) -> Any:
     match output:
         case PlainOutput(result):

@@ -105,11 +105,7 @@ class NonLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        leaf: FakeTensor,
-        node: Node,
-        storage: TracedStorage,
-        chain: tuple[ViewStep, ...],
+        ctx: Any, leaf: FakeTensor, node: Node, storage: TracedStorage, chain: tuple[ViewStep, ...]
     ) -> FakeTensor:
         ctx.set_materialize_grads(False)  # (a user's function may give None)
         return wrap(node, storage, chain)

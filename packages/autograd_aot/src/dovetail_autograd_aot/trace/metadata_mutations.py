@@ -25,12 +25,7 @@ from dovetail_autograd_aot.trace.storage import (
     track_of,
     wrap,
 )
-from dovetail_autograd_aot.trace.views import (
-    as_strided,
-    is_dense,
-    take_step,
-    take_view,
-)
+from dovetail_autograd_aot.trace.views import as_strided, is_dense, take_step, take_view
 
 if TYPE_CHECKING:
     from dovetail_autograd_aot.trace.tracer import Tracer

@@ -134,12 +134,7 @@ def _scatter(tracer: Tracer, step: ViewStep, base: Node, new: Node) -> Node:
         return tracer.node_op(aten.as_strided_scatter.default, (base, new, *args), kwargs)
     if op in (aten.view.default, aten._reshape_alias.default):
         return reshape(tracer, new, val._sizes)
-    if op in (
-        aten.unsqueeze.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-    ):
+    if op in (aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims):
         return reshape(tracer, new, val._sizes)
     if op is aten.t.default:
         return tracer.node_op(aten.t.default, (new,), {}) if len(val._sizes) == 2 else new

@@ -18,11 +18,9 @@ Kinds = tuple[str, ...]
 UNSUPPORTED = frozenset({"SEND", "YIELD_VALUE", "RETURN_GENERATOR"})
 JUMPS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 # FOR_ITER, at the end, pops the iterator and goes on after these instructions at its target.
-AFTER_LOOP: tuple[str, ...] = {
-    (3, 11): (),
-    (3, 12): ("END_FOR",),
-    (3, 13): ("END_FOR", "POP_TOP"),
-}[sys.version_info[:2]]
+AFTER_LOOP: tuple[str, ...] = {(3, 11): (), (3, 12): ("END_FOR",), (3, 13): ("END_FOR", "POP_TOP")}[
+    sys.version_info[:2]
+]
 
 
 class CannotResume(Exception):

@@ -55,9 +55,7 @@ class _Watched:
     """A handler of signals that keeps what it raises."""
 
     def __init__(
-        self,
-        handler: Callable[..., Any],
-        errors: list[tuple[BaseException, TracebackType | None]],
+        self, handler: Callable[..., Any], errors: list[tuple[BaseException, TracebackType | None]]
     ) -> None:
         self.handler, self.errors = handler, errors
 

@@ -194,10 +194,7 @@ def gradients_of(
 
 
 def _on_fakes(*args: Any) -> Any:
-    with (
-        torch.autograd.set_multithreading_enabled(False),
-        torch.autograd.set_detect_anomaly(False),
-    ):
+    with torch.autograd.set_multithreading_enabled(False), torch.autograd.set_detect_anomaly(False):
         return gradients_of(*args)
 
 

@@ -19,10 +19,7 @@ EXTENSIONS = (
     Extension("higher-order operators", higher_order.HANDLERS),
     Extension("NumPy", numpy_functions.HANDLERS, arrays=array_operators),
     Extension(
-        "optimizers",
-        optimizers.HANDLERS,
-        optimizers.CODE_HANDLERS,
-        substitutes=driven_steps.DRIVEN,
+        "optimizers", optimizers.HANDLERS, optimizers.CODE_HANDLERS, substitutes=driven_steps.DRIVEN
     ),
     Extension(
         "transforms",

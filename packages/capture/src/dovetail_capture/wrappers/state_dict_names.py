@@ -73,9 +73,7 @@ class Submodules(MutableMapping[str, torch.nn.Module | None]):
     """
 
     def __init__(
-        self,
-        table: dict[str, torch.nn.Module | None],
-        set_inner: Callable[[torch.nn.Module], None],
+        self, table: dict[str, torch.nn.Module | None], set_inner: Callable[[torch.nn.Module], None]
     ) -> None:
         """`table` is the wrapped module's; `set_inner` puts another module in its place."""
         self._table, self._set_inner = table, set_inner

@@ -234,9 +234,7 @@ class Index:
         return Index(0, ((Mod(rest, divisor), 1),))
 
     def substitute(
-        self,
-        variables: Callable[[Var], Index],
-        values: Callable[[Expr], Expr],
+        self, variables: Callable[[Var], Index], values: Callable[[Expr], Expr]
     ) -> Index:
         """Replace every variable, and rewrite the values of indirect atoms."""
         result = constant(self.const)

@@ -31,10 +31,7 @@ CompileBranch = Callable[[fx.GraphModule], Plan]
 
 
 def control_flow(
-    ctx: Context,
-    node: fx.Node,
-    resolve: Callable[[Any], Any],
-    compile_branch: CompileBranch,
+    ctx: Context, node: fx.Node, resolve: Callable[[Any], Any], compile_branch: CompileBranch
 ) -> tuple[Value, ...]:
     """The call for a node that holds graphs; its results. `resolve` gives arguments' values."""
     graphs = graphs_of(node)

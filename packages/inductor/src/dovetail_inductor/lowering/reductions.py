@@ -109,10 +109,7 @@ def _chosen(builder: Builder, body: Expr, along: tuple[Var, ...]) -> Expr | None
 
     there = builder.apply(
         "bitwise_and",
-        [
-            builder.apply("ge", [target, bound(0)]),
-            builder.apply("lt", [target, bound(var.size)]),
-        ],
+        [builder.apply("ge", [target, bound(0)]), builder.apply("lt", [target, bound(var.size)])],
     )
     nothing = builder.constant(0, number.dtype)
     # (0 + -0.0 is 0.0)
@@ -312,10 +309,7 @@ def _var_mean(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str
 
         return value.made_by(load)
 
-    return (
-        result(var_val, divided(squares, freedom)),
-        result(mean_val, divided(total, samples)),
-    )
+    return (result(var_val, divided(squares, freedom)), result(mean_val, divided(total, samples)))
 
 
 RULES: dict[str, Rule] = {

@@ -143,12 +143,7 @@ def converted(
 
 
 def running_extreme(
-    ctx: Context,
-    value: Value,
-    index: Value,
-    source: Value,
-    dim: int,
-    reduction: Reduction,
+    ctx: Context, value: Value, index: Value, source: Value, dim: int, reduction: Reduction
 ) -> None:
     """`value` made the running extreme of `source`, `index` the place where it was met last."""
     b = ctx.builder

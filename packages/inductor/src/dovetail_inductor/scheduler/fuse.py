@@ -166,11 +166,7 @@ class _Fuser:
                     yield first, second
 
     def _same_points(
-        self,
-        a: Unit,
-        b: Unit,
-        indices_a: Mapping[Var, Index],
-        indices_b: Mapping[Var, Index],
+        self, a: Unit, b: Unit, indices_a: Mapping[Var, Index], indices_b: Mapping[Var, Index]
     ) -> bool:
         for name in b.reads & a.writes:
             stored = a.stores[name].substitute(lambda v: indices_a[v], lambda e: e)

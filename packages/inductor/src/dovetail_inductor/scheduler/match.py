@@ -134,10 +134,7 @@ def columns_in_order(nests: Sequence[LoopNest], columns: tuple[Var, ...]) -> tup
 
 
 def _by_stride(
-    left: _Side,
-    right: _Side,
-    steps_a: list[tuple[int, _Piece]],
-    steps_b: list[tuple[int, _Piece]],
+    left: _Side, right: _Side, steps_a: list[tuple[int, _Piece]], steps_b: list[tuple[int, _Piece]]
 ) -> bool:
     while steps_a and steps_b:
         (stride_a, p), (stride_b, q) = steps_a.pop(0), steps_b.pop(0)

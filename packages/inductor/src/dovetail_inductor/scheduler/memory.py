@@ -70,9 +70,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    graph: KernelGraph,
-    owned: frozenset[str] = frozenset(),
-    places: Mapping[str, str] | None = None,
+    graph: KernelGraph, owned: frozenset[str] = frozenset(), places: Mapping[str, str] | None = None
 ) -> MemoryPlan:
     """Pack the buffers that live and die within a call into slabs. `owned` are the inputs that the
     call frees, `places` the buffers that have the memory of an input.

@@ -114,10 +114,7 @@ def _least(tenants: Iterable[Tenant], outside: Sequence[int]) -> int:
 
 
 def _packed(
-    tenants: Iterable[Tenant],
-    device: torch.device,
-    room: int,
-    movable: Iterable[str] = (),
+    tenants: Iterable[Tenant], device: torch.device, room: int, movable: Iterable[str] = ()
 ) -> tuple[Slab, Slab]:
     """Two slabs: one of those that are not `movable`, and of what else fits among them in a slab of
     `room` bytes, or what it takes; and one of the others."""

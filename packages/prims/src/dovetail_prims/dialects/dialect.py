@@ -62,12 +62,7 @@ _SAME_SHAPE_OPS = frozenset(
 )
 
 
-def verify(
-    gm: GraphModule,
-    dialect: Dialect,
-    *,
-    extern: Collection[Any] = (),
-) -> None:
+def verify(gm: GraphModule, dialect: Dialect, *, extern: Collection[Any] = ()) -> None:
     """Check that `gm` is in `dialect`; raises `VerifyError` at the first offence.
 
     `extern` lists op overloads that may appear besides the dialect's op set (calls that the next

@@ -25,10 +25,7 @@ class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     """Appends a node for each op; a value's node is found by the identity of the fake."""
 
     def __init__(
-        self,
-        graph: Graph,
-        decompositions: Mapping[Any, Callable[..., Any]],
-        with_stack_trace: bool,
+        self, graph: Graph, decompositions: Mapping[Any, Callable[..., Any]], with_stack_trace: bool
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph

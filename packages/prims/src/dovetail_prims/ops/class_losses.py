@@ -56,11 +56,7 @@ def _check_class_weights(x: FakeTensor, weight: FakeTensor | None, of_images: bo
 
 
 def nll_loss(
-    x: FakeTensor,
-    target: FakeTensor,
-    weight: FakeTensor | None,
-    reduction: int,
-    ignore_index: Size,
+    x: FakeTensor, target: FakeTensor, weight: FakeTensor | None, reduction: int, ignore_index: Size
 ) -> tuple[FakeTensor, FakeTensor]:
     """`nll_loss_forward`: loss and total weight."""
     if not 1 <= len(x._sizes) <= 2:
@@ -80,11 +76,7 @@ def nll_loss_backward_shape(grad: FakeTensor, x: FakeTensor, *rest: Any) -> Fake
 
 
 def nll_loss2d(
-    x: FakeTensor,
-    target: FakeTensor,
-    weight: FakeTensor | None,
-    reduction: int,
-    ignore_index: Size,
+    x: FakeTensor, target: FakeTensor, weight: FakeTensor | None, reduction: int, ignore_index: Size
 ) -> tuple[FakeTensor, FakeTensor]:
     """`nll_loss2d_forward`."""
     _check_class_weights(x, weight, of_images=True)

@@ -194,7 +194,4 @@ def convolution_backward(
 
 # --- cards --------------------------------------------------------------------------------------
 
-CARDS = (
-    library("convolution", convolution),
-    library("convolution_backward", convolution_backward),
-)
+CARDS = (library("convolution", convolution), library("convolution_backward", convolution_backward))

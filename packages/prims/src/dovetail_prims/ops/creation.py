@@ -117,9 +117,7 @@ def empty_like(
     """Anything everywhere"""
     dtype, device = dtype or self.dtype, device or self.device
     return _permuted_like(
-        self,
-        memory_format,
-        lambda size: aten.empty.memory_format(size, dtype=dtype, device=device),
+        self, memory_format, lambda size: aten.empty.memory_format(size, dtype=dtype, device=device)
     )
 
 

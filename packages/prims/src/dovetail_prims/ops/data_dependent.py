@@ -75,10 +75,7 @@ def unique2(
 
 
 def unique_consecutive(
-    x: FakeTensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
+    x: FakeTensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[FakeTensor, ...]:
     """The different elements of each run, or with `dim` the different slices."""
     op = "aten.unique_consecutive.default"

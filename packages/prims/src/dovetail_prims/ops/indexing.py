@@ -107,11 +107,7 @@ def index_fill_tensor(self: Tensor, dim: int, index: Tensor, value: Tensor) -> T
 
 
 def index_put_impl(
-    self: Tensor,
-    indices: Indices,
-    values: Tensor,
-    accumulate: bool = False,
-    unsafe: bool = False,
+    self: Tensor, indices: Indices, values: Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> Tensor:
     """index_put, as the gradient of indexing calls it"""
     return aten.index_put.default(self, indices, values, accumulate)

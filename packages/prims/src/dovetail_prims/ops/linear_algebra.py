@@ -68,12 +68,7 @@ def lstsq(
 
 
 def solve_triangular(
-    a: FakeTensor,
-    b: FakeTensor,
-    *,
-    upper: bool,
-    left: bool = True,
-    unitriangular: bool = False,
+    a: FakeTensor, b: FakeTensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> FakeTensor:
     """The solution for a triangular matrix, as LAPACK lays it out."""
     if min(len(a._sizes), len(b._sizes)) < 2 or a._dtype.is_complex or a._dtype != b._dtype:

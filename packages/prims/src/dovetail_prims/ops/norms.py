@@ -212,11 +212,7 @@ def native_layer_norm(
 
 
 def _gradients_of_parameters(
-    grad: Tensor,
-    normal: Tensor,
-    dims: Sequence[int],
-    dtype: torch.dtype,
-    wanted: Sequence[bool],
+    grad: Tensor, normal: Tensor, dims: Sequence[int], dtype: torch.dtype, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients to weight and bias: g x̂ and g, summed over everything else"""
     to_weight = aten.mul.Tensor(grad, normal) if wanted[0] else None

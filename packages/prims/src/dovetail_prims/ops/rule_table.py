@@ -54,10 +54,7 @@ class RuleTable(dict[Any, "ShapeRule | None"]):
 
 def default_rules() -> RuleTable:
     """All our rules, by op name (`aten.add.Tensor`)."""
-    tables = (
-        catalog.shape_rules,
-        fake_queries.rules,
-    )
+    tables = (catalog.shape_rules, fake_queries.rules)
     by_name: dict[str, ShapeRule] = {}
     for table in tables:
         by_name.update({f"aten.{name}": rule for name, rule in table().items()})

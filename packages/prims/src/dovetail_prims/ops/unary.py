@@ -110,10 +110,7 @@ def signbit(self: Tensor) -> Tensor:
 
 
 def nan_to_num(
-    self: Tensor,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
+    self: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     """NaN and infinities replaced: 0 and the largest finite numbers unless given"""
     if not self.is_floating_point():

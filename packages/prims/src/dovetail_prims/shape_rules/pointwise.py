@@ -183,12 +183,7 @@ def backward_two(a: FakeTensor, b: FakeTensor, *rest: Any, **options: Any) -> Fa
 
 
 def elu_backward(
-    grad: FakeTensor,
-    alpha: Any,
-    scale: Any,
-    input_scale: Any,
-    is_result: bool,
-    saved: FakeTensor,
+    grad: FakeTensor, alpha: Any, scale: Any, input_scale: Any, is_result: bool, saved: FakeTensor
 ) -> FakeTensor:
     """Its numbers stand between the gradient and the saved value."""
     return backward_two(grad, saved)

@@ -146,10 +146,7 @@ def var_mean(
     if not x._dtype.is_floating_point and not x._dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     sizes = reduced_sizes(x._sizes, dim, keepdim)
-    return (
-        fresh(sizes, x._dtype.to_real(), x._device),
-        fresh(sizes, x._dtype, x._device),
-    )
+    return (fresh(sizes, x._dtype.to_real(), x._device), fresh(sizes, x._dtype, x._device))
 
 
 def norm(

@@ -37,11 +37,7 @@ def _bent(far: Tensor, bend: Any, inner: Tensor, slope: Any) -> Tensor:
 
 
 def _huber(
-    input: Any,
-    target: Any,
-    reduction: Any = "mean",
-    delta: Any = 1.0,
-    weight: Any = None,
+    input: Any, target: Any, reduction: Any = "mean", delta: Any = 1.0, weight: Any = None
 ) -> Any:
     """`huber_loss`: squares up to `delta`, and a line that goes on from there."""
     far = None if weight is not None else _distance(input, target, reduction, delta)

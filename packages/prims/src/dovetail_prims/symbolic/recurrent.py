@@ -239,9 +239,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if narrow else value
 
 
-def _cell(
-    step: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Any],
-) -> Callable[..., Any]:
+def _cell(step: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Any]) -> Callable[..., Any]:
     """`torch.gru_cell` and its like with symbolic sizes, or on a GPU. `step` takes what the input
     and the hidden state give, of (batch, gates), and the states."""
 

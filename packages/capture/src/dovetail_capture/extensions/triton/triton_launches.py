@@ -73,14 +73,7 @@ def launch(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         grids = [next(g for g in grids if g[0] == choice) for choice in choices]
     numbers = [number for _, grid_numbers in grids for number in grid_numbers]
     operator = operator_of(
-        Launch(
-            kernel,
-            tuple(parameters),
-            tuple(places),
-            tuple(constants),
-            written,
-            choices,
-        )
+        Launch(kernel, tuple(parameters), tuple(places), tuple(constants), written, choices)
     )
     nodes = [_detached(vm, v) if isinstance(v, TensorValue) else v for v in values]
     vm.record("call_function", operator, [*nodes, ListValue(numbers)], {})

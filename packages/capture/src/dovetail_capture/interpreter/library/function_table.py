@@ -73,9 +73,7 @@ CODE_HANDLERS: dict[CodeType, Callable[..., Value | None]] = {
     **module_forwards.CODE_HANDLERS,
 }
 # By module and qualified name: of what is never imported or named here.
-NAMED_HANDLERS: dict[tuple[str, str], Handler] = {
-    **torch_polyfills.BY_NAME,
-}
+NAMED_HANDLERS: dict[tuple[str, str], Handler] = {**torch_polyfills.BY_NAME}
 NEW_HANDLERS = {
     **builtin_functions.NEW_HANDLERS,
     **tensor_creation.NEW_HANDLERS,

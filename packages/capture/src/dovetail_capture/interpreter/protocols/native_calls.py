@@ -207,6 +207,5 @@ def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str,
         getattr(real, "__objclass__", None), "__module__", "?"
     )
     raise GraphBreakSignal(
-        f"a call of the C function {module}.{name}",
-        "call it outside of the compiled function",
+        f"a call of the C function {module}.{name}", "call it outside of the compiled function"
     )

@@ -49,8 +49,7 @@ def truth(vm: Interpreter, value: Value) -> bool:
         if answer is not None and value.fake.numel() == 1:
             return answer
         raise GraphBreakSignal(
-            "a branch on a tensor's value",
-            "use torch.where, or make the condition a Python value",
+            "a branch on a tensor's value", "use torch.where, or make the condition a Python value"
         )
     if isinstance(value, (ListValue, TupleValue, SetValue)):
         return bool(value.items)

@@ -27,11 +27,7 @@ class Session:
     from a new session."""
 
     def __init__(
-        self,
-        code: CodeType,
-        globals_: dict[str, Any],
-        recorder: Recorder,
-        options: CaptureOptions,
+        self, code: CodeType, globals_: dict[str, Any], recorder: Recorder, options: CaptureOptions
     ) -> None:
         self.code = code
         self.globals_ = globals_

@@ -290,12 +290,7 @@ class Loops:
         self.wrap(head, lines)
 
     def _in_steps(
-        self,
-        v: Var,
-        step: int,
-        body: Sequence[str],
-        after: Sequence[str],
-        several: Sequence[str],
+        self, v: Var, step: int, body: Sequence[str], after: Sequence[str], several: Sequence[str]
     ) -> None:
         """A loop that does `after` every `step` times; what it does in between stays a nest of
         plain loops, which the compiler takes several turns of at a time."""

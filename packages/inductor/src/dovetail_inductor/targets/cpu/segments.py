@@ -18,15 +18,7 @@ from itertools import pairwise
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import (
-    Apply,
-    Builder,
-    Constant,
-    Expr,
-    IndexValue,
-    assume,
-    walk,
-)
+from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, assume, walk
 from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Index, Indirect, Var, variable
 from dovetail_inductor.loop_ir.loops import LoopNest

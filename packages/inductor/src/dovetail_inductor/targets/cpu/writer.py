@@ -11,12 +11,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Scatter
-from dovetail_inductor.targets.cpu.syntax import (
-    ARITHMETIC,
-    index_text,
-    literal,
-    op_text,
-)
+from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, index_text, literal, op_text
 
 # How a scatter combines what is there (a) with what comes (b).
 _UPDATES = {

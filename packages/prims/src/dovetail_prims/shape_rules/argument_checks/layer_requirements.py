@@ -97,8 +97,7 @@ def _labels(given: Arguments) -> Iterator[Any]:
 
 
 _MULTILABEL = Requirement(
-    _labels,
-    "inconsistent target size: {target.sizes} for input of size: {self.sizes}",
+    _labels, "inconsistent target size: {target.sizes} for input of size: {self.sizes}"
 )
 
 

@@ -200,10 +200,7 @@ def has_rank(
 
 
 def has_dtype(
-    name: str,
-    dtypes: Container[torch.dtype],
-    text: str,
-    error: type[Exception] = RuntimeError,
+    name: str, dtypes: Container[torch.dtype], text: str, error: type[Exception] = RuntimeError
 ) -> Requirement:
     """The tensor `name` is of one of these dtypes."""
     return Requirement(lambda given: given[name]._dtype in dtypes, text, error)

@@ -143,6 +143,4 @@ def _unchanged(vm: Interpreter, value: ObjectValue) -> Any:
     return real
 
 
-HANDLERS: dict[Any, Handler] = {
-    torch.Tensor._make_wrapper_subclass: _make_shell,
-}
+HANDLERS: dict[Any, Handler] = {torch.Tensor._make_wrapper_subclass: _make_shell}
