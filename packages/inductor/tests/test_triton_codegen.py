@@ -215,7 +215,7 @@ def test_plan_with_library_calls_runs_interpreted() -> None:
 
 def test_op_without_a_triton_form_is_refused() -> None:
     with pytest.raises(UnsupportedOp, match="no_such_op"):
-        emit_op("no_such_op", ["x"], torch.float32, torch.float32, lambda name: None)
+        emit_op("no_such_op", ["x"], torch.float32, torch.float32)
 
 
 def test_rows_stored_in_other_widths_than_they_are_loaded_in_are_not_folded() -> None:

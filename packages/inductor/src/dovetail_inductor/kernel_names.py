@@ -27,13 +27,12 @@ from dovetail_runtime.sizes import size_text
 
 from dovetail_inductor.loop_ir.expr import Apply, Load, walk
 from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ops import ROUNDING
 
 # Letters of a name made of operators: profilers' tables and debuggers' symbols stay readable.
 MOST_LETTERS = 48
 # Conversions and checks, which a name leaves out.
-_PLUMBING = frozenset(
-    {"cast", "round_f16", "round_bf16", "from_bits", "to_bits", "check_index", "where"}
-)
+_PLUMBING = frozenset({"cast", *ROUNDING.values(), "from_bits", "to_bits", "check_index", "where"})
 # What is written out in several operators, by what programs call it; the longer ones first.
 _WHOLE = (
     (("max", "sub", "exp", "sum", "log"), "log_softmax"),

@@ -84,10 +84,9 @@ class InductorOptions:
         return self.chosen_target or target_of(device)
 
     def converts(self, device: torch.device) -> frozenset[torch.dtype]:
-        """What kernels for a device read beside what they compute with, to convert it."""
-        if self.target_of(device) is CUDA and self.gpu_of(device).descriptors:
-            return EIGHT_BIT_FLOATS
-        return frozenset()
+        """What kernels for a device read and write beside what they compute with, to convert."""
+        old = self.target_of(device) is CUDA and not self.gpu_of(device).descriptors
+        return frozenset() if old else EIGHT_BIT_FLOATS
 
     def machine_of(self, device: torch.device) -> Machine:
         """What the text of kernels for a device depends on."""

@@ -26,8 +26,16 @@ class ScalarOp:
     cost: int = 1
 
 
-# The op that rounds a float32 to the numbers of a half type.
-ROUNDING = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
+HALVES = (torch.float16, torch.bfloat16)
+EIGHT_BIT_FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+# The op that rounds a float32 to the numbers of a narrow type.
+ROUNDING = {
+    torch.float16: "round_f16", torch.bfloat16: "round_bf16",
+    torch.float8_e4m3fn: "round_e4m3", torch.float8_e5m2: "round_e5m2",
+}  # fmt: skip
+# What is too large for e4m3 becomes the largest number, or NaN: PyTorch's versions differ. (What is
+# too large for e5m2 is infinite.)
+E4M3_SATURATES = not torch.full((), 1e6).to(torch.float8_e4m3fn).float().isnan().item()
 
 # Scalar ops that have other names than the operators of tensors.
 _NAMES = {"bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right"}
@@ -56,10 +64,9 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "truncdiv": ScalarOp(2, cost=6),
     "floordiv": ScalarOp(2, cost=8),
     # conversion: to the expression's dtype, as ATen converts (float to int truncates, to bool is
-    # `!= 0`); `round_f16`, `round_bf16` round a float32 to the narrower type's nearest value
+    # `!= 0`); a rounding gives the nearest float32 that a narrower type has
     "cast": ScalarOp(1, "attr"),
-    "round_f16": ScalarOp(1, cost=2),
-    "round_bf16": ScalarOp(1, cost=2),
+    **{rounding: ScalarOp(1, cost=2) for rounding in ROUNDING.values()},
     # the float64 that an int64 holds the bits of; of values that no loop variable changes
     "from_bits": ScalarOp(1, "attr"),
     "to_bits": ScalarOp(1, "attr"),  # the int64 that has the bits of a float64
@@ -79,13 +86,8 @@ STORED_DTYPES = frozenset(
 
 
 BYTES = frozenset({torch.int8, torch.uint8, torch.bool})
-# What loops read where a GPU converts it, and never write: how PyTorch rounds to them, and what it
-# makes of what is too large, is its own.
-EIGHT_BIT_FLOATS = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
 
 def arithmetic_dtype(storage: torch.dtype) -> torch.dtype:
     """The dtype a stored value has inside a loop body."""
-    if storage in (torch.float16, torch.bfloat16) or storage in EIGHT_BIT_FLOATS:
-        return torch.float32
-    return storage
+    return torch.float32 if storage in ROUNDING else storage

@@ -76,7 +76,7 @@ def lower(
     `target` says what for; None asks the graph's tensors: a GPU if one of them is there.
     `everywhere`: loops also where the library was measured to be faster. `compile_branch`
     compiles the graphs that a `torch.cond` or `torch.while_loop` holds. `converts`: what kernels
-    for a device read beside `STORED_DTYPES`, to convert it.
+    for a device read and write beside `STORED_DTYPES`, to convert.
     Needs `meta["val"]` on every node. Gives nodes in FX order; each buffer is written once.
     """
     if target is None:
@@ -231,22 +231,22 @@ def _is_loop_like(ctx: Context, node: fx.Node, args: list[Any]) -> bool:
     """
     val = node.meta.get("val")
     results = [v for v in (val if isinstance(val, tuple | list) else (val,)) if v is not None]
-    held = rule_name(node) in SEEN_AS_ANOTHER_DTYPE
-    if not held and any(v.dtype not in STORED_DTYPES for v in results):
-        return False
     device = results[0].device
+    held = rule_name(node) in SEEN_AS_ANOTHER_DTYPE
+    moved = rule_name(node) in ("_to_copy.default", "clone.default")
+    dtypes = STORED_DTYPES | (ctx.converts(device) if moved else frozenset())
+    if not held and any(v.dtype not in dtypes for v in results):
+        return False
     if not ctx.target.has_operator(rule_name(node), results[0].dtype):
         return False
 
     passed = _numbers_from_cpu(ctx, node, args)
-    moved = rule_name(node) == "_to_copy.default"
 
     def fits(arg: Any) -> bool:
         if isinstance(arg, Value):
             here = arg.device == device or arg in passed
             known = not here and (moved or not arg.shape) and _is_known(ctx, arg)
-            held = arg.dtype in STORED_DTYPES or (moved and arg.dtype in ctx.converts(device))
-            return (here or known) and held
+            return (here or known) and arg.dtype in dtypes
         return all(map(fits, arg)) if isinstance(arg, list | tuple) else True
 
     if rule_name(node) == "nextafter.default" and results[0].dtype.itemsize < 4:

@@ -13,7 +13,7 @@ from dovetail_prims.ops.card import Card, Dialect, Result
 from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
-from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS, arithmetic_dtype, scalar_name
+from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS, HALVES, arithmetic_dtype, scalar_name
 from dovetail_inductor.lowering.promotion import (
     Operand,
     broadcast_load,
@@ -198,6 +198,7 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
     # `x.to(other)` gives a layout too, and a device with it.
     own = kwargs.get("layout") is not None and kwargs.get("device") is None
     unrounded = source.dtype is arithmetic_dtype(value.dtype) and (own or goes_on_in_float32(node))
+    unrounded &= value.dtype not in EIGHT_BIT_FLOATS
     if source.dtype is not value.dtype and arithmetic_dtype(source.dtype) is value.dtype:
         value.forms = replace(value.forms, widened=source)
 
@@ -205,7 +206,7 @@ def _to_copy(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str,
         expr = ctx.load(source, indices, mask)
         if source.dtype == value.dtype or unrounded:
             return expr
-        if source.dtype in EIGHT_BIT_FLOATS and value.dtype.itemsize <= 4:
+        if source.dtype in EIGHT_BIT_FLOATS and value.dtype in (torch.float32, *HALVES):
             return expr  # each is one of the wider type, too
         return cast(ctx, expr, value.dtype)
 

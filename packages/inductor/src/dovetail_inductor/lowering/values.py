@@ -154,7 +154,7 @@ class SymbolSources:
 class Context:
     """The state of one lowering: what was made so far. `target`: what kernels are for;
     `everywhere`: measurements that speak for the library do not count; `converts`: what loops on a
-    device can read besides, but only to convert it."""
+    device can read and write besides, but only convert."""
 
     target: Target
     everywhere: bool = False

@@ -94,7 +94,7 @@ class ProductTiles:
 
     With `programs` the kernel is persistent: (at most) so many programs compute all tiles, in
     turns, and read the next one's operands while they end one. With `descriptors` the GPU's copy
-    engine reads the operands, by descriptors of tensors.
+    engine reads the operands, by descriptors of tensors. `apart` is as of a `Multiplication`.
     """
 
     m: int
@@ -105,6 +105,7 @@ class ProductTiles:
     parts: int = 1
     programs: int = 0
     descriptors: bool = False
+    apart: bool = False
 
     def as_text(self) -> str:
         """Short: `128x256x64 8 warps 3 stages 132 programs persistent TMA`."""
@@ -141,6 +142,11 @@ class ComputedOperand:
         last = self.inner[-1].id
         found = (d.buffer for d in loads(self.bodies) if index_free(d.index) >> last & 1)
         return frozenset(found)
+
+    def bits(self, buffers: Mapping[str, Buffer]) -> float:
+        """How many bits of memory an element is made of, but for what several share."""
+        own = sum(buffers[name].dtype.itemsize for name in self.weights())
+        return 8 * own / self.in_one or 8
 
     def with_factor(self, loops: Sequence[Var]) -> tuple[tuple[Expr, ...], Expr | None]:
         """The bodies without a factor that all of them have and that does not change along some

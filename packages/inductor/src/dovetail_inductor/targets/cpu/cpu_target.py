@@ -14,7 +14,7 @@ from dovetail_runtime.plan import CppKernel, LaunchCpp, SizeExpr
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.expr import Apply, Builder, walk
 from dovetail_inductor.loop_ir.loops import Buffer
-from dovetail_inductor.loop_ir.ops import SCALAR_OPS
+from dovetail_inductor.loop_ir.ops import E4M3_SATURATES, SCALAR_OPS
 from dovetail_inductor.loop_ir.reduction import MAX, MIN, PROD, SUM
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -76,7 +76,8 @@ def preamble() -> str:
     """What all C++ kernels share: the vector types, arithmetic and the elementary functions."""
     folder = Path(cpp.__file__).parent
     names = ("simd", "arithmetic", "double", "math", "special")
-    return "".join((folder / f"{name}.h").read_text() for name in names)
+    beyond = f"#define DV_BEYOND_E4M3 {'0x7eu' if E4M3_SATURATES else '0x7fu'}\n"
+    return beyond + "".join((folder / f"{name}.h").read_text() for name in names)
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,8 @@ template <class X, class F> DV X each(X x, X y, F f) {
 struct bool8 { uint8_t raw; };
 struct bf16 { uint16_t raw; };
 struct half { uint16_t raw; };
+struct e4m3 { uint8_t raw; };
+struct e5m2 { uint8_t raw; };
 
 template <class I> DV auto widen_bf16(I raw) {
   return bits<like<float, I>>(cast<uint32_t>(raw) << 16);
@@ -244,6 +246,26 @@ template <class X> DV auto narrow_half(X x) {
 }
 template <class X> DV X round_bf16(X x) { return widen_bf16(narrow_bf16(x)); }
 template <class X> DV X round_f16(X x) { return widen_half(narrow_half(x)); }
+// 8-bit floats, M bits of which are the mantissa's: 3 of e4m3, which has no infinity, 2 of e5m2.
+template <int M, class I> DV auto widen_f8(I raw) {
+  auto u = cast<uint32_t>(raw), a = u & 0x7fu, wide = a << (23 - M);
+  auto f = bits<like<float, I>>(wide) * bits<float>((M == 3 ? 247u : 239u) << 23);
+  auto r = sel(mask(a > (M == 3 ? 0x7eu : 0x7bu)), wide | 0x7f800000u, bits<decltype(u)>(f));
+  return bits<like<float, I>>(r | (u & 0x80u) << 24);
+}
+template <int M, class X> DV auto narrow_f8(X x) {  // to nearest even; of small ones by a sum
+  using U = like<uint32_t, X>;
+  constexpr uint32_t bias = M == 3 ? 7 : 15, most = M == 3 ? 0x7e : 0x7b;
+  constexpr uint32_t large = (150 - bias - M + 1) << 23;
+  U u = bits<U>(x), a = u & 0x7fffffffu;
+  U r = (a + ((1u << (22 - M)) - 1) + ((a >> (23 - M)) & 1u) - ((127 - bias) << 23)) >> (23 - M);
+  r = sel(mask(a < (128 - bias) << 23), bits<U>(bits<X>(a) + bits<float>(large)) - large, r);
+  r = sel(mask(r > most), (M == 3 ? DV_BEYOND_E4M3 : 0x7cu) - U{}, r);
+  r = sel(mask(x != x), 0x7fu - U{}, r) | ((u >> 24) & 0x80u);
+  return cast<uint8_t>(cast<int32_t>(r));
+}
+template <class X> DV X round_e4m3(X x) { return widen_f8<3>(narrow_f8<3>(x)); }
+template <class X> DV X round_e5m2(X x) { return widen_f8<2>(narrow_f8<2>(x)); }
 
 // --- memory ------------------------------------------------------------------------------------
 
@@ -251,6 +273,8 @@ template <class T> DV T widen(T x) { return x; }
 DV bool widen(bool8 x) { return x.raw != 0; }
 DV float widen(bf16 x) { return widen_bf16(x.raw); }
 DV float widen(half x) { return widen_half(x.raw); }
+DV float widen(e4m3 x) { return widen_f8<3>(x.raw); }
+DV float widen(e5m2 x) { return widen_f8<2>(x.raw); }
 template <class T> DV auto ld1(const T* p) { return widen(*p); }
 
 template <int N, class T> DV V<T, N> raw_load(const void* p) {
@@ -314,12 +338,16 @@ template <class T, class Raw> DV auto widen_raw(Raw v) {
   if constexpr (same<T, bool8>) return widen_bytes(v) > 0;
   else if constexpr (same<T, bf16>) return widen_bf16(v);
   else if constexpr (same<T, half>) return widen_half(v);
+  else if constexpr (same<T, e4m3>) return widen_f8<3>(v);
+  else if constexpr (same<T, e5m2>) return widen_f8<2>(v);
   else return v;
 }
 template <class T> struct raw_of { using type = T; };
 template <> struct raw_of<bool8> { using type = uint8_t; };
 template <> struct raw_of<bf16> { using type = uint16_t; };
 template <> struct raw_of<half> { using type = uint16_t; };
+template <> struct raw_of<e4m3> { using type = uint8_t; };
+template <> struct raw_of<e5m2> { using type = uint8_t; };
 template <class T> using R = typename raw_of<T>::type;
 
 // N elements from p; the first n; those where a mask holds; N at a stride; N at given places.
@@ -450,6 +478,8 @@ DV uint8_t narrow(bool8*, bool m) { return m; }
 template <class M> DV auto narrow(bool8*, M m) { return cast<uint8_t>(m & 1); }
 template <class X> DV auto narrow(bf16*, X x) { return narrow_bf16(x); }
 template <class X> DV auto narrow(half*, X x) { return narrow_half(x); }
+template <class X> DV auto narrow(e4m3*, X x) { return narrow_f8<3>(x); }
+template <class X> DV auto narrow(e5m2*, X x) { return narrow_f8<2>(x); }
 template <class T, class X> DV void st1(T* p, X x) { *(R<T>*)p = (R<T>)narrow(p, x); }
 template <class T, class X> DV void st(T* p, X x) {
   auto r = narrow(p, x);

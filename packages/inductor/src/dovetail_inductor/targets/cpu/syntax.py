@@ -12,6 +12,7 @@ import torch
 
 from dovetail_inductor.loop_ir.expr import Expr, IndexCheck, Scalar
 from dovetail_inductor.loop_ir.index import FloorDiv, Index, Indirect, Mod, Var
+from dovetail_inductor.loop_ir.ops import ROUNDING
 
 ARITHMETIC = {
     torch.bool: "bool",
@@ -28,6 +29,8 @@ STORAGE = {
     torch.bool: "bool8",
     torch.float16: "half",
     torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
 }
 
 # What the text of symbolic sizes uses; and memory for rows whose length is known at run time only.
@@ -100,8 +103,8 @@ _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="
 # Functions that are not called as their op with `_` behind.
 _CALLS = {
     "maximum": "vmax", "minimum": "vmin", "where": "sel", "truncdiv": "truncdiv",
-    "floordiv": "floordiv", "shift_left": "shl", "shift_right": "shr", "round_f16": "round_f16",
-    "round_bf16": "round_bf16",
+    "floordiv": "floordiv", "shift_left": "shl", "shift_right": "shr",
+    **{rounding: rounding for rounding in ROUNDING.values()},
 }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from dovetail_runtime.plan import TritonKernel
 
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, names_in
+from dovetail_inductor.targets.cuda.called_functions import called_source
 from dovetail_inductor.targets.cuda.tiling import Tiling
-from dovetail_inductor.targets.cuda.triton_ops import POINTER_TYPES, helper_source, size_helpers
+from dovetail_inductor.targets.cuda.triton_ops import POINTER_TYPES
 
 _IMPORTS = "import triton\nimport triton.language as tl\n"
 _LIBDEVICE = "from triton.language.extra import libdevice\n"
@@ -48,7 +49,6 @@ class KernelBody:
 
     text: str
     parameters: tuple[tuple[str, str], ...]
-    helpers: frozenset[str]
     tiling: Tiling
     kind: str
     scatters: bool = False
@@ -114,7 +114,7 @@ def assemble(
         if kind != "i64" and is_multiple(buffers[b].offset * buffers[b].dtype.itemsize, 16)
     )
     head = f"({', '.join(name for name, _ in signature)}):\n{text}\n"
-    before = helper_source({*body.helpers, *size_helpers(functions + text)}) + functions
+    before = called_source(functions + text) + functions
     asserts = "tl.device_assert(" in functions + text
     content = repr((before, head, signature, aligned, asserts, tiling.num_warps, tiling.num_stages))
     symbol = f"{name}_{hashlib.sha256(content.encode()).hexdigest()[:12]}"

@@ -39,7 +39,6 @@ class AttentionText:
     number: int  # among the kernels of the call
     lines: Lines = field(default_factory=Lines)
     parameters: dict[str, str] = field(default_factory=dict)
-    helpers: set[str] = field(default_factory=set)
     registers: dict[str, str] = field(default_factory=dict)
     starts: dict[str, str] = field(default_factory=dict)  # of positions
     whole: bool = False  # the tile of the loop does not hang over the end
@@ -103,9 +102,9 @@ class AttentionText:
         self.lines.add("pid = tl.program_id(0)")
         programs = self.body()
         parameters = tuple((name, buffer) for buffer, name in self.parameters.items())
-        text, helpers = "\n".join(self.lines.text), frozenset(self.helpers)
+        text = "\n".join(self.lines.text)
         few = self.tiles.parts > 0
-        body = KernelBody(text, parameters, helpers, self.tiling, self.kind, scatters=few)
+        body = KernelBody(text, parameters, self.tiling, self.kind, scatters=few)
         made = assemble(self.kind, body, programs, self.buffers, dependent=dependent)
         return replace(made, evenly=few)
 
@@ -246,7 +245,6 @@ class AttentionText:
             buffers=self.buffers,
             wide=self.wide,
             reads=Reads(self.parameter, lambda load: self.registers.get(load.buffer)),
-            use=self.helpers.add,
             narrow=True,
             short=self.short,
             names={var.id: name for var, name in zip(self.loops.vars, _NAMES, strict=True)},

@@ -30,13 +30,12 @@ class Accumulator:
 
 @dataclass(frozen=True)
 class Accumulators:
-    """Writes the statements of reductions and scans under a tiling. `use` is told what helpers they
-    call; with `wide`, positions have 64 bits. `index` gives the text of an index."""
+    """Writes the statements of reductions and scans under a tiling. With `wide`, positions have 64
+    bits. `index` gives the text of an index."""
 
     lines: Lines
     tiling: Tiling
     wide: bool
-    use: Callable[[str], None]
     index: Callable[[Index], str]
 
     @property
@@ -89,9 +88,7 @@ class Accumulators:
         `in_order` the second comes later."""
         assert nest.reduction is not None
         name = "dv_next" if in_order else "dv_first"
-        name = f"{name}_{'max' if nest.reduction.finds_largest else 'min'}"
-        self.use(name)
-        return name
+        return f"{name}_{'max' if nest.reduction.finds_largest else 'min'}"
 
     def accumulate(self, accumulator: Accumulator, value: str) -> None:
         """A block taken in."""
@@ -111,7 +108,7 @@ class Accumulators:
             return
         if self.tiling.folds > 1:
             value = self._folded(nest, value)
-        both = emit_op(nest.reduction.combine, [acc, value], dtype, dtype, self.use)
+        both = emit_op(nest.reduction.combine, [acc, value], dtype, dtype)
         if axis.masked and self.tiling.folds == 1:
             both = f"tl.where({axis.mask}, {both}, {acc})"
         self.lines.add(f"{acc} = {both}")
@@ -146,7 +143,7 @@ class Accumulators:
             if nest.with_index:
                 return self.lines.define(f"{accumulator.found}[1]{spread}.to(tl.int64)")
             return self.lines.define(f"{accumulator.found}[0]{spread}")
-        return self.lines.define(_reduced(nest.reduction, acc, dtype, along, self.use) + spread)
+        return self.lines.define(_reduced(nest.reduction, acc, dtype, along) + spread)
 
     def _folded(self, nest: LoopNest, value: str) -> str:
         """The rows of a folded block reduced to one."""
@@ -156,7 +153,7 @@ class Accumulators:
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
         dtype = nest.body.dtype
         assert nest.reduction is not None
-        return self.lines.define(_reduced(nest.reduction, value, dtype, 0, self.use) + "[None, :]")
+        return self.lines.define(_reduced(nest.reduction, value, dtype, 0) + "[None, :]")
 
     def _block_shape(self) -> str:
         return self.tiling.shape(-1)
@@ -186,11 +183,11 @@ class Accumulators:
         if scan.dtype is not nest.body.dtype:
             element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
         element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
-        value = self.lines.define(_scanned(how, element, along, self.use))
+        value = self.lines.define(_scanned(how, element, along))
         if before is not None:
-            value = self.lines.define(f"{_helper(how, self.use)}({before}, {value})")
-            block = _block_total(how, element, along, self.use) + spread
-            self.lines.add(f"{before} = {_helper(how, self.use)}({before}, {block})")
+            value = self.lines.define(f"{_COMBINING[how.combine]}({before}, {value})")
+            block = _block_total(how, element, along) + spread
+            self.lines.add(f"{before} = {_COMBINING[how.combine]}({before}, {block})")
         if scan.dtype is not nest.body.dtype:
             value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
         return value
@@ -198,29 +195,24 @@ class Accumulators:
 
 # --- the text of reductions and scans -------------------------------------------------------------
 
-# Triton's own reductions, by the op that combines two partial results, and the helpers for floats
-# where those lose a NaN or there are none.
+# Triton's own reductions, by the op that combines two partial results, and functions of ours: of
+# floats, too, where Triton's lose a NaN.
 _OWN = {"add": "tl.sum", "maximum": "tl.max", "minimum": "tl.min", "bitwise_xor": "tl.xor_sum"}
-_SCAN_HELPERS = {
+_COMBINING = {
     "add": "dv_add", "mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min",
     "logaddexp": "dv_logaddexp",
 }  # fmt: skip
-_FLOAT_HELPERS = {"mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min"}
 
 
-def _reduced(
-    reduction: Reduction, value: str, dtype: torch.dtype, along: int, use: Callable[[str], None]
-) -> str:
+def _reduced(reduction: Reduction, value: str, dtype: torch.dtype, along: int) -> str:
     """A block reduced along a dimension, which the result does not have."""
     if dtype is torch.bool and not reduction.is_sum:
         kind = "max" if reduction.is_true_if_any else "min"
         return f"(tl.{kind}({value}.to(tl.int32), {along}) != 0)"
     own = _OWN.get(reduction.combine)
-    if own is not None and not (dtype.is_floating_point and reduction.combine in _FLOAT_HELPERS):
+    if own is not None and not (dtype.is_floating_point and own in ("tl.max", "tl.min")):
         return _own_type(f"{own}({value}, {along})", dtype)
-    name = _FLOAT_HELPERS[reduction.combine]
-    use(name)
-    return f"tl.reduce({value}, {along}, {name})"
+    return f"tl.reduce({value}, {along}, {_COMBINING[reduction.combine]})"
 
 
 def _own_type(text: str, dtype: torch.dtype) -> str:
@@ -242,21 +234,15 @@ def rounded_product(a: str, b: str) -> str:
     return f"tl.fma({a}, {b}, 0.0)"
 
 
-def _scanned(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:
+def _scanned(reduction: Reduction, value: str, along: int) -> str:
     """A block of the totals up to each element along a dimension."""
     if reduction in (SUM, PROD):
         return f"tl.cum{reduction}({value}, {along})"
-    return f"tl.associative_scan({value}, {along}, {_helper(reduction, use)})"
+    return f"tl.associative_scan({value}, {along}, {_COMBINING[reduction.combine]})"
 
 
-def _block_total(reduction: Reduction, value: str, along: int, use: Callable[[str], None]) -> str:
+def _block_total(reduction: Reduction, value: str, along: int) -> str:
     """The total of a block along a dimension, which the result does not have."""
     if reduction.is_sum:
         return f"tl.sum({value}, {along})"
-    return f"tl.reduce({value}, {along}, {_helper(reduction, use)})"
-
-
-def _helper(reduction: Reduction, use: Callable[[str], None]) -> str:
-    name = _SCAN_HELPERS[reduction.combine]
-    use(name)
-    return name
+    return f"tl.reduce({value}, {along}, {_COMBINING[reduction.combine]})"

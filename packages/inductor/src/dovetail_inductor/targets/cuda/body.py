@@ -27,7 +27,7 @@ from dovetail_inductor.loop_ir.loops import Buffer, LoopNest, Scatter
 from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS
 from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
-from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES, emit_op
+from dovetail_inductor.targets.cuda.triton_ops import NARROWED, TRITON_TYPES, emit_op
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Reads:
 class BodyEmitter:
     """Emits expressions.
 
-    `use` is told each helper that is called. With `narrow` the values of transcendental functions
+    With `narrow` the values of transcendental functions
     end in 2 bytes. `rough`: the uids of quotients that may be off by their last digits.
     """
 
@@ -100,7 +100,6 @@ class BodyEmitter:
     buffers: Mapping[str, Buffer]
     wide: bool  # 64-bit index arithmetic
     reads: Reads
-    use: Callable[[str], None]
     narrow: bool = False
     rough: Container[int] = ()
 
@@ -125,7 +124,7 @@ class BodyEmitter:
             return self.lines.define(
                 f"({args[0]} / {args[1]})" if op == "div" else f"(1.0 / {args[0]})"
             )
-        return self.lines.define(emit_op(op, args, operand, expr.dtype, self.use, self.narrow))
+        return self.lines.define(emit_op(op, args, operand, expr.dtype, self.narrow))
 
     def load(self, load: Load, mask: str | None, read: Callable[[Expr], str]) -> str:
         """A read from memory, or the value just computed for that buffer."""
@@ -213,8 +212,9 @@ class BodyEmitter:
         """The shape of a block of all points of a nest, and a value as such a block of what its
         buffer holds."""
         shape = self.tiling.shape(sum(1 << var.id for var in nest.vars))
-        storage = TRITON_TYPES[self.buffers[nest.buffer].dtype]
-        return shape, f"tl.broadcast_to({value}, {shape}).to({storage})"
+        dtype = self.buffers[nest.buffer].dtype
+        narrowed = NARROWED.get(dtype, f"{{0}}.to({TRITON_TYPES[dtype]})")
+        return shape, narrowed.format(f"tl.broadcast_to({value}, {shape})")
 
     def masked_axes(self, free: int) -> list[Axis]:
         """The axes that a value with these free variables depends on and that have a mask."""
@@ -295,7 +295,6 @@ class ScoreEmitter(BodyEmitter):
                 f"({args[0]} / {args[1]})" if op == "div" else f"(1.0 / {args[0]})"
             )
         if op == "tanh" and expr.dtype is torch.float32:
-            self.use("dv_tanh_rough")
             return self.lines.define(f"dv_tanh_rough({args[0]})")
         return super().apply(op, args, expr)
 

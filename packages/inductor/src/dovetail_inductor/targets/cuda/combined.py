@@ -56,13 +56,12 @@ def emit_combined(
             members.append((body.tiling.programs, mine))
         lines += _branch(number, members, sizes, start, number == len(classes) - 1)
         start += sum(programs for programs, _ in members)
-    helpers = {h for bodies in classes.values() for h in bodies[0].helpers}
     tiling = next(iter(classes.values()))[0].tiling
     names = sorted({operators_of(kernel.nests) for kernel in fused})
     name = f"combined_{'_'.join(names)[:MOST_LETTERS].rstrip('_')}"
     scatters = any(body.scatters for bodies in classes.values() for body in bodies)
     text, own = "\n".join(lines), tuple(parameters)
-    body = KernelBody(text, own, frozenset(helpers), tiling, "combined", scatters)
+    body = KernelBody(text, own, tiling, "combined", scatters)
     return assemble(name, body, start, buffers, functions, dependent=dependent)
 
 

@@ -74,7 +74,6 @@ class Emission:
     tiling: Tiling
     lines: Lines = field(default_factory=Lines)
     parameters: dict[str, str] = field(default_factory=dict)
-    helpers: set[str] = field(default_factory=set)
     rows: dict[str, str] = field(default_factory=dict)  # values of one result a row
     row_memo: dict[int, str] = field(default_factory=dict)
     now: Pass = field(default_factory=lambda: Pass())
@@ -151,7 +150,6 @@ class Emission:
         return KernelBody(
             "\n".join(self.lines.text),
             tuple((parameter, buffer) for buffer, parameter in self.parameters.items()),
-            frozenset(self.helpers),
             self.tiling,
             kind,
             any(nest.scatter is not None for nest in self.kernel.nests),
@@ -325,7 +323,6 @@ class Emission:
             self.lines,
             self.tiling,
             self.wide,
-            self.helpers.add,
             lambda index: self._emitter().index(index, no_reads),
         )
 
@@ -358,7 +355,6 @@ class Emission:
             buffers=self.buffers,
             wide=self.wide,
             reads=self.reads,
-            use=self.helpers.add,
             narrow=self.narrow,
             rough=self.rough,
         )

@@ -18,7 +18,8 @@ import torch
 
 from dovetail_inductor.kernel_names import operators_of
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
-from dovetail_inductor.scheduler.kernels import ProductKernel
+from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS
+from dovetail_inductor.scheduler.kernels import ProductKernel, ProductTiles
 from dovetail_inductor.targets.cuda.assemble import (
     EmittedKernel,
     KernelBody,
@@ -38,6 +39,7 @@ from dovetail_inductor.targets.cuda.right_tiles import (
 )
 from dovetail_inductor.targets.cuda.row_product import multiply_row
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 # So many tiles, one below the other, are computed before those to their right.
 GROUP = 8
@@ -126,9 +128,8 @@ def emit_products(
         branch = [f"own = pid - {first}", *chosen]
         choosing += [f"    {test}", *(f"        {line}" for line in branch)]
         using += [f"    {test}", f"        use{number}({', '.join(['own', 'acc', *mine])})"]
-    helpers = frozenset(h for text in texts for h in text.use.helpers)
     lines = "\n".join([*choosing, *using])
-    whole = KernelBody(lines, tuple(parameters), helpers, texts[0].use.tiling, "products")
+    whole = KernelBody(lines, tuple(parameters), texts[0].use.tiling, "products")
     name = f"products_{operators_of(products[0].epilogue.nests)}"
     return assemble(name, whole, start, buffers, functions, dependent=dependent)
 
@@ -218,8 +219,7 @@ def _multiply(
     m, k = left.shape[-2:]
     accs, names = numbered("acc", product), numbered("b", product)
     depth = depth_of(product)
-    for acc in accs:
-        lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
+    kind = _zeros(lines, product, emission.buffers)
     lines.add(f"kk = {depth.positions}")
     along_m = _along(lines, "am", "py", tiles.m, m, left.stride[-2], "[:, None]")
     if any(pointers):
@@ -235,11 +235,13 @@ def _multiply(
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
 
+    nothing = "0.0" if emission.buffers[left.buffer].dtype in EIGHT_BIT_FLOATS else "0"
+
     def load(text: str, edge: str | None, spread: str) -> str:
         conditions = [edge] if edge else []
         if k % tiles.k:
             conditions.append(f"(k + kk{spread} < {k})")
-        masked = f", {' & '.join(conditions)}, other=0" if conditions else ""
+        masked = f", {' & '.join(conditions)}, other={nothing}" if conditions else ""
         return f"tl.load({text}{masked})"
 
     rights: list[list[str]] = []
@@ -253,7 +255,7 @@ def _multiply(
         further = f" + {turn * left.stride[-1]}" if turn else ""
         lines.add(f"a_tile = {load(f'a{further}', along_m, '[None, :]')}")
         for acc, made in zip(accs, rights, strict=True):
-            lines.add(f"{acc} = tl.dot(a_tile, {made[turn]}, {acc})")
+            lines.add(_added(tiles, acc, made[turn], kind))
     lines.add(f"a += {tiles.k * left.stride[-1]}")
     for name, pointer, (own, _) in zip(names, pointers, product.rights, strict=True):
         if pointer:
@@ -278,8 +280,7 @@ def _multiply_described(
     left.define(before, "left", "p0", (tiles.m, tiles.k))
     for name, pointer, right in zip(names, pointers, rights, strict=True):
         right.define(before, name, pointer, (tiles.k, tiles.n))
-    for acc in accs:
-        lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], tl.float32)")
+    kind = _zeros(lines, product, buffers)
     begin, end = _inner(lines, product)
     lines.add(f"for k in range({begin}, {end}, {tiles.k}):")
     lines.indent += 1
@@ -289,8 +290,24 @@ def _multiply_described(
     for tile, name, right in zip(tile_names, names, rights, strict=True):
         lines.add(f"{tile}_tile = {right.load(name, at_right, (tiles.k, tiles.n), batch)}")
     for acc, tile in zip(accs, tile_names, strict=True):
-        lines.add(f"{acc} = tl.dot(a_tile, {tile}_tile, {acc})")
+        lines.add(_added(tiles, acc, f"{tile}_tile", kind))
     lines.indent -= 1
+
+
+def _zeros(lines: Lines, product: ProductKernel, buffers: Mapping[str, Buffer]) -> str:
+    """Define the sums of one tile before anything is added; their type."""
+    tiles, of_integers = product.tiles, buffers[product.left.buffer].dtype is torch.int8
+    kind = TRITON_TYPES[torch.int32 if of_integers else torch.float32]
+    for acc in numbered("acc", product):
+        lines.add(f"{acc} = tl.zeros([{tiles.m}, {tiles.n}], {kind})")
+    return kind
+
+
+def _added(tiles: ProductTiles, acc: str, right: str, kind: str) -> str:
+    """The statement that adds a tile's products to sums of a type."""
+    if tiles.apart:
+        return f"{acc} += tl.dot(a_tile, {right})"
+    return f"{acc} = tl.dot(a_tile, {right}, {acc}, out_dtype={kind})"
 
 
 def _described(operand: Strided, buffers: Mapping[str, Buffer]) -> Described:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.loop_ir.ops import HALVES, ROUNDING
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.triton_ops import NARROW
 
@@ -22,7 +23,7 @@ QUOTIENTS = ("div", "reciprocal")
 # What keeps a small relative error small.
 _KEEPING = frozenset(
     ("mul", "div", "reciprocal", "neg", "abs", "maximum", "minimum", "relu", "where", "sqrt",
-     "rsqrt", "round_f16", "round_bf16")
+     "rsqrt", *(ROUNDING[half] for half in HALVES))
 )  # fmt: skip
 # What, besides, keeps an error small beside the largest of its operands, and of 1.
 _SMOOTH = _KEEPING | frozenset(

@@ -135,7 +135,6 @@ def computed_tiles(
         Tiling(tuple(axes), False, False, tiles.warps, tiles.stages),
         lines,
         emission.parameters,
-        emission.helpers,
     )
     kind = torch.float32 if depth.one_row else emission.buffers[name].dtype
     bodies, factor = operand.bodies, None

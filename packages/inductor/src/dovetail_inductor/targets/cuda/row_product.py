@@ -75,7 +75,6 @@ def multiply_row(
             at = f"(k + kk + {turn})"
             text = load(f"p0 + {address(left, ('0', at), left.stride[-2:], False)}", at)
             lines.add(f"{name} = {text}")
-    emission.helpers.add(_ADD)
     for acc, made in rights:
         sums = f"tl.zeros([{count}], tl.float32)" if made.factor else acc
         for name, tile in zip(row, made.tiles, strict=True):
