@@ -39,7 +39,6 @@ ACCEPTED = {
     "nn.functional.max_pool1d": "without a gradient eager has a kernel of its own",
     "tensor_split": "its sections are data",
     "to_sparse": "gives a tensor without strides",
-    "torch._scaled_mm": "the scales' sizes are looked at first",
 }
 
 

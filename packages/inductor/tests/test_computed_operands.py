@@ -214,8 +214,8 @@ def multiplied_twice(x: Tensor, y: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor
     "fn, inputs",
     [
         (kept_and_multiplied, (half(4, 64), kept(EIGHT, 48, 64), scale(48))),
-        (multiplied_twice, (half(4, 64), half(64, 64), kept(EIGHT, 48, 64), scale(48))),
-        (scaled_after, (half(64, 64), kept(EIGHT, 48, 64), scale(48))),
+        (multiplied_twice, (half(4, 64), half(520, 64), kept(EIGHT, 48, 64), scale(48))),
+        (scaled_after, (half(520, 64), kept(EIGHT, 48, 64), scale(48))),
     ],
     ids=["an output", "of many rows, too", "many rows"],
 )

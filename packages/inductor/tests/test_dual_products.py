@@ -60,7 +60,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [only])
+        monkeypatch.setattr(choose_products, "candidates", lambda *sizes: [only])
 
     return set_to
 

@@ -57,7 +57,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [only])
+        monkeypatch.setattr(choose_products, "candidates", lambda *sizes: [only])
 
     return set_to
 
@@ -120,7 +120,7 @@ def test_what_can_be_described(operand: Strided, turned: bool | None) -> None:
 def test_an_input_that_begins_elsewhere_is_not_described() -> None:
     asked: list[Gpu] = []
 
-    def none(sizes: object, followed: bool, gpu: Gpu) -> list[ProductTiles]:
+    def none(sizes: object, followed: bool, gpu: Gpu, itemsize: int) -> list[ProductTiles]:
         asked.append(gpu)
         return []
 
@@ -164,7 +164,7 @@ def test_persistent_candidates_fit(sizes: tuple[int, int, int, int]) -> None:
 
 def test_products_in_one_launch_are_not_persistent(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [PERSISTENT, ProductTiles(16, 32, 16, 4, 2)]
-    monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: asked)
+    monkeypatch.setattr(choose_products, "candidates", lambda *sizes: asked)
     fn, inputs = CASES["gated"]
     tuner = Chosen(1, group=1.0)
     plan = compiled(fn, inputs, tuner)

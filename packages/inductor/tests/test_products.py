@@ -155,7 +155,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[ProductTiles], None]:
     """Makes these tiles the only candidate."""
 
     def set_to(only: ProductTiles) -> None:
-        monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [only])
+        monkeypatch.setattr(choose_products, "candidates", lambda *sizes: [only])
 
     return set_to
 
@@ -417,7 +417,7 @@ def on_gpu(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def test_in_one_kernel_on_a_gpu(
     name: str, tiles: ProductTiles, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [tiles])
+    monkeypatch.setattr(choose_products, "candidates", lambda *sizes: [tiles])
     fn, inputs = CASES[name]
     tuner = Chosen(1)
     check_on_gpu(fn, on_gpu(inputs, dtype), tuner)
@@ -427,7 +427,7 @@ def test_in_one_kernel_on_a_gpu(
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ONE_PRODUCT)
 def test_in_parts_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose_products, "candidates", lambda sizes, followed, gpu: [PARTS])
+    monkeypatch.setattr(choose_products, "candidates", lambda *sizes: [PARTS])
     fn, inputs = CASES[name]
     check_on_gpu(fn, on_gpu(inputs, torch.bfloat16), Chosen(1))
 

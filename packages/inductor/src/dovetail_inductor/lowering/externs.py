@@ -40,6 +40,8 @@ OUT_VARIANTS = {
     "aten::addmm": "aten::addmm.out",
     "aten::bmm": "aten::bmm.out",
     "aten::baddbmm": "aten::baddbmm.out",
+    "aten::_int_mm": "aten::_int_mm.out",
+    "aten::_scaled_mm": "aten::_scaled_mm.out",
 }
 
 

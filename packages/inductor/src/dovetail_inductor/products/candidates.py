@@ -87,12 +87,12 @@ def candidates(
     sizes: tuple[int, int, int, int], followed: bool, gpu: Gpu, itemsize: int = 2
 ) -> list[ProductTiles]:
     """Tiles for a product of (batch, m, n, k), the likely ones first; none where the library is
-    known to be as fast: a large product that nothing follows. `gpu.descriptors` tells whether they
-    may describe the operands."""
+    known to be as fast: a large product of half types that nothing follows. `gpu.descriptors` tells
+    whether they may describe the operands, `itemsize` how many bytes an element of these has."""
     batch, m, n, k = sizes
     few = m <= 32
     some = batch * -(-m // 128) * -(-n // 128) < 2 * gpu.multiprocessors
-    if not few and not some and not followed:
+    if not few and not some and not followed and itemsize == 2:
         return []
     table: Table = _FEW_ROWS
     found: dict[ProductTiles, None] = {}
@@ -102,7 +102,7 @@ def candidates(
         found |= dict.fromkeys(_persistent(persistent, sizes, gpu, itemsize))
     for block_m, block_n, block_k, warps, stages in table:
         block_m = max(block_m, 32) if few and m > 16 else min(block_m, _covering(m))
-        block_n, block_k = min(block_n, _covering(n)), min(block_k, _covering(k))
+        block_n, block_k = min(block_n, _covering(n)), _depth(block_k, k, itemsize)
         tiles = ProductTiles(block_m, block_n, block_k, warps, stages)
         while tiles.stages > 2 and _shared(tiles, itemsize) > SHARED_BYTES:
             tiles = replace(tiles, stages=tiles.stages - 1)
@@ -126,10 +126,11 @@ def _persistent(
         programs = each * gpu.multiprocessors
         if batch * -(-m // block_m) * -(-n // block_n) <= programs:
             continue
-        tiles = ProductTiles(block_m, block_n, min(block_k, _covering(k)), warps, stages)
+        block_k = _depth(block_k, k, itemsize)
+        tiles = ProductTiles(block_m, block_n, block_k, warps, stages)
         # What ends a tile has memory of its own, beside that of the next tile's operands: sums
         # change hands in it, rounded or (as a part of several dimensions) not.
-        ending = block_m * block_n * (itemsize if batch == 1 else 4)
+        ending = block_m * block_n * (2 if batch == 1 else 4)
         while tiles.stages > 2 and _shared(tiles, itemsize) + ending > SHARED_LIMIT:
             tiles = replace(tiles, stages=tiles.stages - 1)
         yield replace(tiles, programs=programs, descriptors=descriptors)
@@ -138,6 +139,11 @@ def _persistent(
 def _covering(size: int) -> int:
     """The smallest block worth using that is as long as `size`."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def _depth(block: int, k: int, itemsize: int) -> int:
+    """As many bytes along the inner dimension as a table says of elements of two."""
+    return max(32 // itemsize, min(2 * block // itemsize, _covering(k)))
 
 
 def _in_parts(

@@ -157,16 +157,19 @@ def _calls(work: Work) -> set[int]:
 def _candidates(work: Work, options: InductorOptions) -> list[ProductTiles]:
     members = _members(work)
     gpu = options.gpu_of(members[0].out.device)
-    if isinstance(work, ProductGroup):  # which shares no persistent kernel
-        return [t for t in candidates(work.sizes, False, gpu) if not t.programs]
     operands = [operand for p in members for operand in p.operands]
+    itemsize = work.graph.buffers[operands[0].buffer].dtype.itemsize
+    if isinstance(work, ProductGroup):  # which shares no persistent kernel
+        return [t for t in candidates(work.sizes, False, gpu, itemsize) if not t.programs]
     target = options.target_of(members[0].out.device)
     if not all(target.describes(operand, work.graph.buffers) for operand in operands):
         gpu = replace(gpu, descriptors=False)
     if isinstance(work, Product):
-        return candidates(work.sizes, work.target is not None, gpu)
+        return candidates(work.sizes, work.target is not None, gpu, itemsize)
     # Each of two: with half of the columns a program needs what it needs for one.
-    whole = [t for t in candidates(work.sizes, True, gpu) if t.parts == 1 and t.n >= 2 * 16]
+    whole = [
+        t for t in candidates(work.sizes, True, gpu, itemsize) if t.parts == 1 and t.n >= 2 * 16
+    ]
     return [replace(t, n=t.n // 2) for t in whole]
 
 

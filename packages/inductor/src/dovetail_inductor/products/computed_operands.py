@@ -113,19 +113,13 @@ def _tiles(
     tiles, (k, n) = product.tiles, product.right.shape
     operand = next(iter(computed.values()))
     if tiles.m == 1 and tiles.parts == 1:
-        return one_row_tiles(n, k, _bits(operand, buffers))
+        return one_row_tiles(n, k, operand.bits(buffers))
     depth = max(tiles.k, LEAST_DEPTH * operand.in_one)
     group = operand.inner[-1].size
     if tiles.m > 1 and len(operand.inner) > 1 and group % LEAST_DEPTH == 0:
         while group % (depth // operand.in_one):
             depth //= 2
     return replace(tiles, k=depth)
-
-
-def _bits(operand: ComputedOperand, buffers: Mapping[str, Buffer]) -> float:
-    """How many bits of memory an element is made of, but for what several share."""
-    own = sum(buffers[name].dtype.itemsize for name in operand.weights())
-    return 8 * own / operand.in_one or 8
 
 
 # --- what can be computed where it is multiplied --------------------------------------------------

@@ -127,7 +127,11 @@ def scratch_inputs(plan: Plan) -> list[list[Tensor]]:
         aligned = -(-size * spec.dtype.itemsize // 64) * 64 // spec.dtype.itemsize
         memory = torch.zeros(count * aligned, dtype=spec.dtype, device=device)
         if spec.dtype.is_floating_point:
-            memory.normal_(std=SPREAD, generator=generator)
+            drawn = torch.float32 if spec.dtype.itemsize == 1 else spec.dtype
+            like = torch.empty_like(memory, dtype=drawn)
+            memory.copy_(like.normal_(std=SPREAD, generator=generator))
+        elif spec.dtype is torch.int8:
+            memory.random_(-128, 128, generator=generator)
         for number, inputs in enumerate(sets):
             # with storage of its own, as offsets are promises
             own = memory[number * aligned : number * aligned + size]

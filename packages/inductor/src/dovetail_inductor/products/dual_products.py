@@ -15,7 +15,7 @@ from dovetail_inductor.loop_ir.expr import Expr, Load
 from dovetail_inductor.loop_ir.index import Index
 from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
-from dovetail_inductor.products.find_products import readers_and_writers
+from dovetail_inductor.products.find_products import OPERATORS, readers_and_writers
 from dovetail_inductor.products.products import Form, Product, joined
 from dovetail_inductor.scheduler.kernels import (
     FusedKernel,
@@ -83,6 +83,7 @@ class DualProduct:
         if len(places) != 1:
             return None
         rows, columns = (pieces.get(v, ()) for v in first.vars)
+        tiles = replace(tiles, apart=any(p.multiplication.apart for p in self.members))
         return ProductKernel(
             epilogue.name,
             *first.operands,
@@ -159,6 +160,7 @@ def _apart(product: Product, kernel: FusedKernel) -> DualProduct | None:
     starts = {load.index.const for load in loads}
     one_place = len({load.index - load.index.const for load in loads}) == 1
     in_rows = columns % (2 * VECTOR) == 0 and out.stride == (columns, 1) and product.narrow is None
+    in_rows &= product.call.op in OPERATORS
     if reader is None or not in_rows or not one_place:
         return None
     if any_symbolic(starts) or starts != {0, half}:

@@ -16,6 +16,7 @@ from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
 from dovetail_inductor.products.dual_products import DualProduct, find_duals
 from dovetail_inductor.products.find_products import (
+    OPERATORS,
     ProductGroup,
     find_groups,
     find_products,
@@ -35,6 +36,9 @@ from dovetail_inductor.scheduler.lifetimes import writes_of
 from dovetail_inductor.scheduler.memory import MemoryPlan
 
 MOST_ROWS = 32
+# By weights that are kept in fewer bits: computed and written for the library first, they would be
+# written and read again.
+MOST_ROWS_BY_FEW_BITS = 32
 # So many numbers lie side by side in 16 bytes, which is what a GPU reads at once.
 VECTOR = 8
 # Columns and depth of a tile, warps and stages: narrow tiles make enough programs of few columns.
@@ -69,8 +73,10 @@ def multiply_few_rows(
 
     def ours(call: ExternCall) -> bool:
         right = call.args[-1]
-        chosen = computed is None or (isinstance(right, Strided) and right.buffer in computed)
-        return chosen and _few_rows(call, graph, options)
+        own = computed.get(right.buffer) if computed and isinstance(right, Strided) else None
+        few_bits = own is not None and own.bits(graph.buffers) <= 8
+        most = MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS
+        return (computed is None or own is not None) and _few_rows(call, graph, options, most)
 
     products = find_products(graph, ours)
     forms: list[Form] = []
@@ -117,13 +123,14 @@ def _multiplies(step: Step) -> bool:
     return any(isinstance(kernel, ProductKernel) for kernel in own)
 
 
-def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions) -> bool:
-    """Whether a library call is a product of few rows that a kernel of ours reads fast."""
-    if not is_ours_to_compute(call, graph, options.target_of):
+def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
+    """Whether a library call is a product of few rows, `most` of them, that a kernel of ours reads
+    fast."""
+    if call.op not in OPERATORS or not is_ours_to_compute(call, graph, options.target_of):
         return False
     left, right = call.args[-2:]
     assert isinstance(left, Strided) and isinstance(right, Strided)
-    if len(left.shape) != 2 or left.shape[0] > MOST_ROWS:
+    if len(left.shape) != 2 or left.shape[0] > most:
         return False
     in_rows = left.stride[1] == 1 and 1 in right.stride
     starts = [t.offset + graph.buffers[t.buffer].offset for t in (left, right)]
@@ -150,9 +157,11 @@ def one_row_tiles(n: int, k: int, bits: float = 16) -> ProductTiles:
 
 def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
     """The tiles for products of (1, m, n, k) that read one left matrix, with m of `MOST_ROWS` at
-    most and n columns in all."""
+    most (of more where the right matrix is computed) and n columns in all."""
     _, m, n, k = sizes
     multiprocessors = gpu.multiprocessors
+    if m > MOST_ROWS:
+        return ProductTiles(64 if m <= 64 else 128, 64, 64, 4, 3)
     rows = 16 if m <= 16 else 32
 
     def of(tile: tuple[int, int, int, int], parts: int = 1) -> ProductTiles:

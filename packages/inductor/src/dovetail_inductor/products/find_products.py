@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from dovetail_inductor.loop_ir.loops import Buffer, ExternArg, ExternCall, Strided
-from dovetail_inductor.loop_ir.ops import ROUNDING
+from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS, HALVES
 from dovetail_inductor.loop_ir.sizes import any_symbolic
-from dovetail_inductor.products.products import Form, Product, kernel_at
+from dovetail_inductor.products.products import (
+    OF_INTEGERS,
+    SCALED,
+    Form,
+    Multiplication,
+    Product,
+    kernel_at,
+)
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
     ComputedOperand,
@@ -26,7 +33,8 @@ from dovetail_inductor.scheduler.kernels import (
 from dovetail_inductor.scheduler.lifetimes import writes_of
 from dovetail_inductor.targets.target import Target
 
-# The operands of a product come last; one before them is added to it.
+# The operands of a product come last; one before them is added to it. (Of what is kept in bytes
+# they come first.)
 OPERATORS = ("aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out")
 FARTHEST = 2**31 - 2**16  # kernels of ours count in 32 bits
 
@@ -35,22 +43,49 @@ def is_ours_to_compute(
     call: ExternCall, graph: KernelGraph, target_of: Callable[[torch.device], Target]
 ) -> bool:
     """Whether a kernel of ours can do what a library call does."""
-    if call.op not in OPERATORS or not _plain(call.kwargs) or call.after:
+    of_bytes = call.op in (SCALED, OF_INTEGERS)
+    if call.after or not (of_bytes or (call.op in OPERATORS and _plain(call.kwargs))):
         return False
     (name,) = call.outputs
     assert name is not None
     out = graph.buffers[name]
     tensors = [a for a in call.args if isinstance(a, Strided)]
-    if len(tensors) != len(call.args) or target_of(out.device).library.multiplies_alone:
+    whole = of_bytes or len(tensors) == len(call.args)
+    if not whole or target_of(out.device).library.multiplies_alone:
         return False
     buffers = [out, *(graph.buffers[t.buffer] for t in tensors)]
     numbers = [n for b in buffers for n in (*b.shape, *b.stride, b.offset)]
     numbers += [n for t in tensors for n in (*t.shape, *t.stride, t.offset)]
     if any_symbolic(numbers) or any(b.extent > FARTHEST for b in buffers):
         return False
-    if any(b.dtype != out.dtype for b in buffers) or out.dtype not in ROUNDING:
+    if of_bytes:
+        return _as_the_library_wants(call, out, graph.buffers)
+    if any(b.dtype != out.dtype for b in buffers) or out.dtype not in HALVES:
         return False
     return len(out.shape) == len(tensors[-1].shape) and 0 not in (*out.shape, *tensors[-1].shape)
+
+
+def _as_the_library_wants(call: ExternCall, out: Buffer, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a GPU's library multiplies bytes so; of others it is to say what is wrong. (With one
+    scale a row it gives bfloat16 in all versions.)"""
+    of = Multiplication.of(call)
+    (m, k), (_, n) = of.left.shape, of.right.shape
+    kinds = [buffers[t.buffer].dtype for t in (of.left, of.right)]
+    if call.op == OF_INTEGERS:
+        return kinds == [torch.int8, torch.int8] and m > 16 and k % 8 == n % 8 == 0
+    in_rows = of.left.stride[1] == of.right.stride[0] == 1 and k % 16 == n % 16 == 0
+    eight_bits = {*kinds} <= EIGHT_BIT_FLOATS and torch.float8_e4m3fn in kinds
+    more = [a for a in (*call.args[4:6], *(v for _, v in call.kwargs)) if isinstance(a, Strided)]
+    added = [] if of.added is None else [of.added]
+    right = more == added and all(
+        t.shape == (n,) and buffers[t.buffer].dtype is out.dtype is not torch.float32 for t in added
+    )
+    shapes = [t.shape for t in of.scales]
+    by_rows = shapes == [(m, 1), (1, n)] and out.dtype is torch.bfloat16
+    scaled = by_rows or all(set(shape) <= {1} for shape in shapes)
+    floats = all(buffers[t.buffer].dtype is torch.float32 for t in of.scales)
+    held = out.dtype in (*HALVES, torch.float32)
+    return in_rows and eight_bits and right and scaled and floats and held and m > 0
 
 
 def _plain(kwargs: tuple[tuple[str, ExternArg], ...]) -> bool:
@@ -211,7 +246,7 @@ def find_groups(
         first = mine[0].position if mine else product.position
         own = (computed or {}).get(right.buffer)
         needed = set(own.reads()) if own is not None else {right.buffer}
-        needed |= {o.buffer for o in product.call.args[:-2] if isinstance(o, Strided)}
+        needed |= {o.buffer for o in product.call.tensors()} - {left.buffer, right.buffer}
         there = all(writer.get(name, -1) < first for name in needed)
         if there and len(left.shape) == 2 and (not mine or _alike(mine[0], product)):
             mine.append(product)

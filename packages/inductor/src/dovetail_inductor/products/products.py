@@ -45,6 +45,36 @@ class Form:
         return tuple(s for at in sorted(self.placed) for s in self.placed[at])
 
 
+SCALED, OF_INTEGERS = "aten::_scaled_mm.out", "aten::_int_mm.out"
+_ARGUMENTS = ("left", "right", "scale", "other_scale", "added", "result_scale", "dtype", "fast")
+
+
+@dataclass(frozen=True)
+class Multiplication:
+    """What a library call does: its matrices, what the sums of their products are multiplied by,
+    and what is then added. With `apart` sums may not stay in a tensor core for long, which rounds
+    those of 8-bit floats."""
+
+    left: Strided
+    right: Strided
+    scales: tuple[Strided, ...] = ()
+    added: Strided | None = None
+    apart: bool = False
+
+    @classmethod
+    def of(cls, call: ExternCall) -> Multiplication:
+        """What a call of an operator that multiplies matrices does."""
+        if call.op not in (SCALED, OF_INTEGERS):
+            *before, left, right = (a for a in call.args if isinstance(a, Strided))
+            return cls(left, right, (), before[0] if before else None)
+        given = dict(zip(_ARGUMENTS, call.args, strict=False))
+        given |= {"dtype" if n == "out_dtype" else "fast": value for n, value in call.kwargs}
+        tensors = {name: a for name, a in given.items() if isinstance(a, Strided)}
+        scales = tuple(tensors[n] for n in ("scale", "other_scale") if n in tensors)
+        apart = call.op == SCALED and not given.get("fast", False)
+        return cls(tensors["left"], tensors["right"], scales, tensors.get("added"), apart)
+
+
 @dataclass(frozen=True)
 class Product:
     """A library call that multiplies matrices, at `position`.
@@ -100,15 +130,24 @@ class Product:
         nests = kernel_at(self.graph, self.sole_reader).nests
         loads = [load for nest in nests for load in nest.loads if load.buffer == self.out.name]
         in_rows = self.out.stride == (self.out.shape[1], 1)
-        plain = len(self.call.args) == 2 or not any(d.index.indirects() for d in loads)
+        of = self.multiplication
+        plain = not (of.scales or of.added) or not any(d.index.indirects() for d in loads)
         return self.sole_reader if in_rows and plain and loads else None
 
     @property
     def operands(self) -> tuple[Strided, Strided]:
         """The two matrices."""
-        left, right = self.call.args[-2:]
-        assert isinstance(left, Strided) and isinstance(right, Strided)
-        return left, right
+        return self.multiplication.left, self.multiplication.right
+
+    @cached_property
+    def multiplication(self) -> Multiplication:
+        """What the call does."""
+        return Multiplication.of(self.call)
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """In what products are added up."""
+        return torch.int32 if self.out.dtype is torch.int32 else torch.float32
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -150,7 +189,7 @@ class Product:
     def nest(self) -> LoopNest:
         """The loops that make the result of `sums`, rounded."""
         index = linear([variable(v) for v in self.vars], self.out.stride)
-        return self._nest(self.graph.builder.load(self.sums, index, torch.float32))
+        return self._nest(self.graph.builder.load(self.sums, index, self.sum_dtype))
 
     def alone(self, tiles: ProductTiles) -> ProductKernel:
         """A kernel of ours for the product alone."""
@@ -178,12 +217,12 @@ class Product:
         """The kernel that sums parts of the inner dimension, and where it leaves them."""
         m, n = self.out.shape
         whole = Buffer(
-            f"{self.out.name}_parts", torch.float32, self.out.device,
+            f"{self.out.name}_parts", self.sum_dtype, self.out.device,
             (tiles.parts, m, n), (m * n, n, 1),
         )  # fmt: skip
         loops = tuple(Var(i, size) for i, size in enumerate(whole.shape))
         index = linear([variable(v) for v in loops], whole.stride)
-        body = self.graph.builder.load(self.sums, index, torch.float32)
+        body = self.graph.builder.load(self.sums, index, self.sum_dtype)
         own = tuple(v for v in loops if v.size != 1)
         nest = LoopNest(whole.name, own, (), None, body, index, self.call.origin)
         kernel = FusedKernel(whole.name, own, (), (nest,))
@@ -235,6 +274,7 @@ class Product:
     ) -> ProductKernel:
         outer, rows, columns = axes
         loops = (outer, rows, columns)
+        tiles = replace(tiles, apart=self.multiplication.apart)
         return ProductKernel(epilogue.name, *self.operands, loops, self.sums, epilogue, tiles)
 
     def _sum_of_parts(self, whole: Buffer, index: Index, mask: Expr | None) -> Expr:
@@ -243,26 +283,30 @@ class Product:
         total: Expr | None = None
         for part in range(whole.shape[0]):
             place = index + part * whole.stride[0]
-            own = builder.load(whole.name, place, torch.float32, mask)
+            own = builder.load(whole.name, place, whole.dtype, mask)
             total = own if total is None else builder.apply("add", [total, own])
         assert total is not None
         return total
 
     def _rounded(self, sums: Expr, place: Sequence[Index], mask: Expr | None) -> Expr:
-        """An element of the result: with what is added, rounded."""
-        builder, body = self.graph.builder, sums
-        if len(self.call.args) == 3:
-            added = self.call.args[0]
-            assert isinstance(added, Strided)
-            lead = len(self.out.shape) - len(added.shape)
+        """An element of the result: scaled, with what is added, rounded."""
+        builder, of, body = self.graph.builder, self.multiplication, sums
+
+        def own(tensor: Strided) -> Expr:
+            lead = len(self.out.shape) - len(tensor.shape)
             indices = [
                 i if n != 1 else Index(0, ())
-                for i, n in zip(place[lead:], added.shape, strict=True)
+                for i, n in zip(place[lead:], tensor.shape, strict=True)
             ]
-            at = linear(indices, added.stride, added.offset)
-            own = builder.load(added.buffer, at, torch.float32, mask)
-            body = builder.apply("add", [body, own])
-        return builder.apply(ROUNDING[self.out.dtype], [body])
+            at = linear(indices, tensor.stride, tensor.offset)
+            return builder.load(tensor.buffer, at, torch.float32, mask)
+
+        for scale in of.scales:
+            body = builder.apply("mul", [body, own(scale)])
+        if of.added is not None:
+            body = builder.apply("add", [body, own(of.added)])
+        rounding = ROUNDING.get(self.out.dtype)
+        return body if rounding is None else builder.apply(rounding, [body])
 
     def _nest(self, sums: Expr) -> LoopNest:
         """The loops that make the result of the sums."""

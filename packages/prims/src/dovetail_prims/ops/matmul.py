@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
@@ -36,6 +37,22 @@ def mm(a: FakeTensor, b: FakeTensor) -> FakeTensor:
     _check_dtypes(a, b, "mm")
     device = a._device if a._device == b._device else common_device((a, b))
     return fresh((a._sizes[0], b._sizes[1]), a._dtype, device)
+
+
+def of_bytes(a: FakeTensor, b: FakeTensor, *given: Any, **named: Any) -> FakeTensor:
+    """(n, k) @ (k, m) of integers, `_int_mm`, or of 8-bit floats with scales, `_scaled_mm`. (What
+    else a device asks of them, as sizes and strides, the call itself looks at.)"""
+    if len(a._sizes) != 2 or len(b._sizes) != 2:
+        raise RuntimeError(f"mat{1 if len(a._sizes) != 2 else 2} must be a matrix")
+    if not equal_sizes(a._sizes[1:], b._sizes[:1]):
+        raise RuntimeError(
+            f"mat1 and mat2 shapes cannot be multiplied ({a._sizes[0]}x{a._sizes[1]} and "
+            f"{b._sizes[0]}x{b._sizes[1]})"
+        )
+    dtype = torch.int32
+    if a._dtype.is_floating_point:
+        dtype = named.get("out_dtype", given[4] if len(given) > 4 else None) or a._dtype
+    return fresh((a._sizes[0], b._sizes[1]), dtype, common_device((a, b)))
 
 
 def addmm(
@@ -234,7 +251,8 @@ def linalg_cross(self: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 
 CARDS = (
     library("mm", mm),
-    library("_int_mm"),
+    library("_int_mm", of_bytes),
+    library("_scaled_mm", of_bytes),
     library("addmm", addmm),
     library("bmm", bmm),
     library("baddbmm", baddbmm),
