@@ -13,8 +13,8 @@ from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.plan import CallAten, LaunchTriton, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from torch import Tensor
 
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2

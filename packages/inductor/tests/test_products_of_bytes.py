@@ -19,8 +19,8 @@ from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime import load
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import CallAten, LaunchTriton, Plan, TritonKernel
-from dovetail_runtime.reference import ReferenceExecutor
-from dovetail_runtime.triton_build import run_in_interpreter
+from kernel_interpreter import run_in_interpreter
+from reference_executor import ReferenceExecutor
 from test_products import Chosen
 from torch import Tensor
 
