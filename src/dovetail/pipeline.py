@@ -208,6 +208,8 @@ class CompilerBackend:
         )
         told = partial(tell_of_cuda_graph, role.place)
         graphed = GraphedArtifact(artifact, self._pool, policy, told)
+        if graphed.never_records and not asked_for:
+            return artifact.run
         self.records.add_recorded(graphed)
         return graphed
 

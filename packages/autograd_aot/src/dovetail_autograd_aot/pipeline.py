@@ -124,10 +124,10 @@ def aot_compile(
     """Compile `gm`, a graph over flat inputs that returns a tuple.
 
     A compiler takes a functional graph and its example inputs (fakes and numbers) and gives a
-    callable that takes the same inputs positionally and returns the outputs. If the callable has a
-    method `run_consuming`, which takes them out of a list and drops each after its last use, the
-    backward is called so, and saved tensors are freed while it runs. Grad mode is that of this
-    call. What happens later is counted in `log`.
+    callable that takes the same inputs positionally and returns the outputs, in a tuple if it has
+    a method `run_consuming`, which takes the inputs out of a list and drops each after its last
+    use: the backward is called so, and saved tensors are freed while it runs. Grad mode is that of
+    this call. What happens later is counted in `log`.
     """
     options = CompileOptions(
         forward_compiler=forward_compiler,

@@ -1,6 +1,5 @@
 // dovetail_runtime._executor: plans run natively. `load(tables, ...)` gives a callable.
 #include "native/load.h"
-#include "native/python_errors.h"
 #include "native/recorded.h"
 #include "native/run.h"
 
@@ -146,13 +145,15 @@ std::string where(const Program& program, const Runner& runner) {
 void run_frame(Executor* self, Frame& frame, bool consuming, const OutputWatch* watch = nullptr) {
   Program& program = *self->program;
   if (program.cuda_device >= 0) {
-    PyObject* stream = checked(PyObject_CallFunction(self->raw_stream, "i", program.cuda_device));
-    frame.cuda_stream = PyLong_AsVoidPtr(stream);
+    PyObject* device = checked(PyLong_FromLong(program.cuda_device));
+    PyObject* stream = PyObject_CallOneArg(self->raw_stream, device);
+    Py_DECREF(device);
+    frame.cuda_stream = PyLong_AsVoidPtr(checked(stream));
     Py_DECREF(stream);
     if (!self->gpu_ready) {
       c10::DeviceGuard guard(
           c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(program.cuda_device)));
-      bind_context(program.cuda_device);
+      program.cuda_context = bind_context(program.cuda_device);
       load_gpu_kernels(program);
       self->gpu_ready = true;
     }
@@ -187,47 +188,50 @@ void bind_and_check(Program& program, Frame& frame, PyObject* const* args, size_
   }
 }
 
+// What `run`, given the program and a frame of it, returns; null, with Python's error set, if it
+// throws.
+template <typename Run>
+PyObject* in_frame(PyObject* callable, const Run& run) {
+  Program& program = *reinterpret_cast<Executor*>(callable)->program;
+  std::unique_ptr<Frame> frame;
+  PyObject* result = nullptr;
+  try {
+    frame = take_frame(program);
+    result = run(program, *frame);
+  } catch (const std::exception& error) {
+    set_python_error(error);
+  }
+  if (frame != nullptr) give_frame_back(program, std::move(frame));
+  return result;
+}
+
 PyObject* call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
-  auto* self = reinterpret_cast<Executor*>(callable);
   if (kwnames != nullptr && PyTuple_GET_SIZE(kwnames) != 0) {
     PyErr_SetString(PyExc_TypeError, "a loaded plan takes positional arguments only");
     return nullptr;
   }
-  std::unique_ptr<Frame> frame;
-  PyObject* result = nullptr;
-  try {
-    Program& program = *self->program;
-    frame = take_frame(program);
-    bind_and_check(program, *frame, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
-    run_frame(self, *frame, /*consuming=*/false);
-    result = collect_outputs(program, *frame, args);
-  } catch (const std::exception& error) {
-    set_python_error(error);
-  }
-  if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
-  return result;
+  return in_frame(callable, [&](Program& program, Frame& frame) {
+    bind_and_check(program, frame, args, static_cast<size_t>(PyVectorcall_NARGS(nargsf)));
+    run_frame(reinterpret_cast<Executor*>(callable), frame, /*consuming=*/false);
+    return collect_outputs(program, frame, args);
+  });
 }
 
 // A call that takes its inputs out of a list: the frame owns them, and drops each after its last
 // use. Inputs that are outputs, too, are kept as the Python objects they are.
 PyObject* call_consuming(PyObject* callable, PyObject* list) {
-  auto* self = reinterpret_cast<Executor*>(callable);
   if (!PyList_CheckExact(list)) {
     PyErr_SetString(PyExc_TypeError, "run_consuming takes the inputs in a list");
     return nullptr;
   }
-  std::unique_ptr<Frame> frame;
-  PyObject* result = nullptr;
   std::vector<PyObject*> kept;
-  try {
-    Program& program = *self->program;
-    frame = take_frame(program);
+  PyObject* result = in_frame(callable, [&](Program& program, Frame& frame) {
     size_t count = static_cast<size_t>(PyList_GET_SIZE(list));
-    bind_and_check(program, *frame, PySequence_Fast_ITEMS(list), count);
+    bind_and_check(program, frame, PySequence_Fast_ITEMS(list), count);
     for (size_t i = 0; i < count; ++i) {
       const InputInfo& input = program.inputs[i];
       if (input.slot < 0) continue;
-      Slot& slot = frame->slots[input.slot];
+      Slot& slot = frame.slots[input.slot];
       slot.owned =
           reinterpret_cast<PythonTensor*>(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)))->tensor;
       // A tensor that Python knew counts its object for a holder: whether others hold the memory
@@ -244,12 +248,9 @@ PyObject* call_consuming(PyObject* callable, PyObject* list) {
       }
     }
     if (PyList_SetSlice(list, 0, PyList_GET_SIZE(list), nullptr) != 0) throw PythonError();
-    run_frame(self, *frame, /*consuming=*/true);
-    result = collect_outputs(program, *frame, kept.data());
-  } catch (const std::exception& error) {
-    set_python_error(error);
-  }
-  if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
+    run_frame(reinterpret_cast<Executor*>(callable), frame, /*consuming=*/true);
+    return collect_outputs(program, frame, kept.data());
+  });
   for (PyObject* object : kept) Py_XDECREF(object);
   return result;
 }
@@ -257,15 +258,11 @@ PyObject* call_consuming(PyObject* callable, PyObject* list) {
 // A call that tells `tell(True)` before each step that makes the memory of an output at one of
 // `positions`, and `tell(False)` after it.
 PyObject* call_watched(PyObject* callable, PyObject* args) {
-  auto* self = reinterpret_cast<Executor*>(callable);
   PyObject *inputs = nullptr, *positions = nullptr, *tell = nullptr;
   if (!PyArg_ParseTuple(args, "O!O!O", &PyTuple_Type, &inputs, &PyTuple_Type, &positions, &tell)) {
     return nullptr;
   }
-  std::unique_ptr<Frame> frame;
-  PyObject* result = nullptr;
-  try {
-    Program& program = *self->program;
+  return in_frame(callable, [&](Program& program, Frame& frame) {
     OutputWatch watch{steps_that_make(program, to_indices(positions)), [tell](bool begins) {
                         PyGILState_STATE state = PyGILState_Ensure();
                         PyObject* told = PyObject_CallOneArg(tell, begins ? Py_True : Py_False);
@@ -274,16 +271,11 @@ PyObject* call_watched(PyObject* callable, PyObject* args) {
                         PyGILState_Release(state);
                         if (failed) throw PythonError();
                       }};
-    frame = take_frame(program);
     PyObject* const* items = PySequence_Fast_ITEMS(inputs);
-    bind_and_check(program, *frame, items, static_cast<size_t>(PyTuple_GET_SIZE(inputs)));
-    run_frame(self, *frame, /*consuming=*/false, &watch);
-    result = collect_outputs(program, *frame, items);
-  } catch (const std::exception& error) {
-    set_python_error(error);
-  }
-  if (frame != nullptr) give_frame_back(*self->program, std::move(frame));
-  return result;
+    bind_and_check(program, frame, items, static_cast<size_t>(PyTuple_GET_SIZE(inputs)));
+    run_frame(reinterpret_cast<Executor*>(callable), frame, /*consuming=*/false, &watch);
+    return collect_outputs(program, frame, items);
+  });
 }
 
 // The operators that steps call by ATen, or may: a product counts until it was computed without

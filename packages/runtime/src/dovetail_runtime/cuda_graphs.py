@@ -97,23 +97,23 @@ class GraphedArtifact:
     pool: GraphPool
     policy: RecordingPolicy = field(default_factory=RecordingPolicy)
     told: Callable[[str], object] | None = None
+    never_records: bool = False  # calls only run the plan
     _reasons: list[str] = field(default_factory=list)
     _plain_calls: Counter[str] = field(default_factory=Counter)
     _shapes: dict[Any, _Shapes] = field(default_factory=dict)
     _one_shape: bool = False
-    _never: bool = False
 
     def __post_init__(self) -> None:
         plan = self.artifact.plan
         self._one_shape = not plan.symbols
         reason = _reason_against(plan, self.pool, self.policy.only_launch_bound)
         if reason is not None:
-            self._never = True
+            self.never_records = True
             self._note_reason(reason)
 
     def __call__(self, *inputs: Input) -> tuple[Value, ...]:
         """Replay, or record first, or run directly, which `skips` then tells."""
-        if self._never or self.pool.is_capturing():
+        if self.never_records or self.pool.is_capturing():
             return self.artifact.run(*inputs)
         with self.pool.lock:
             ready = self._ready(inputs)
@@ -127,7 +127,7 @@ class GraphedArtifact:
     def run_consuming(self, inputs: list[Input]) -> tuple[Value, ...]:
         """As the artifact's: the tensors in `inputs` are given away."""
         ready = None
-        if not self._never and not self.pool.is_capturing():
+        if not self.never_records and not self.pool.is_capturing():
             with self.pool.lock:
                 ready = self._ready(tuple(inputs))
                 if isinstance(ready, Recording):
@@ -229,7 +229,7 @@ class GraphedArtifact:
     def _refuse(self, shapes: _Shapes, reason: str) -> None:
         shapes.refused = True
         self._note_reason(reason)
-        self._never = self._one_shape
+        self.never_records = self._one_shape
 
     def _note_reason(self, reason: str) -> None:
         if reason not in self._reasons:

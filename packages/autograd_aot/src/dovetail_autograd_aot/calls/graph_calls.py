@@ -68,6 +68,14 @@ def detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
+def apply_of(function: type[torch.autograd.Function]) -> Run:
+    """The `apply` of an autograd function, for calls outside of function transforms: autograd's
+    own, which raises an error within them. (Before torch 2.15, `apply` looks for transforms and
+    for what is left of them in Python at each call.)"""
+    run: Run = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return run
+
+
 def context_of(results: Sequence[Any]) -> Any:
     """The context of a compiled function that gave these, if autograd recorded it."""
     nodes = (result.grad_fn for result in results if isinstance(result, Tensor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from dovetail_autograd_aot.calls.cross_output_gradients import CrossOutputGradie
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
 from dovetail_autograd_aot.calls.graph_calls import (
     Compiled,
+    Run,
+    apply_of,
     context_of,
     detached,
     extension,
@@ -57,14 +59,9 @@ def _run_forward(
     target = without_autocast if no_autocast else forward
     if not shield:
         if epilogue is None:
-
-            def plain(*inputs: Any) -> tuple[Any, ...]:
-                return tuple(target(*inputs))
-
-            consume = getattr(target, "run_consuming", None)
-            if consume is not None:  # whoever calls may give the inputs away, too
-                setattr(plain, "run_consuming", consume)  # noqa: B010
-            return plain
+            if hasattr(target, "run_consuming"):  # a plan's, which gives a tuple
+                return cast(Run, target)
+            return lambda *inputs: tuple(target(*inputs))
 
         def with_epilogue(*inputs: Any) -> tuple[Any, ...]:
             return epilogue(inputs, target(*inputs))
@@ -73,7 +70,7 @@ def _run_forward(
 
     if signature.differentiable:
         across = CrossOutputGradients(double, points) if double is not None and points else None
-        apply = _without_gradients(target, signature, across).apply
+        apply = apply_of(_without_gradients(target, signature, across))
         anchor = torch.empty((), requires_grad=True)
 
         def recorded(*inputs: Any) -> tuple[Any, ...]:

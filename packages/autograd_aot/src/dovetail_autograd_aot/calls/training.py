@@ -11,7 +11,13 @@ from torch import Tensor
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
 from dovetail_autograd_aot.calls.autograd_function import TrainingFunction, TrainingGraphs
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
-from dovetail_autograd_aot.calls.graph_calls import context_of, cutting, extension, resolving
+from dovetail_autograd_aot.calls.graph_calls import (
+    apply_of,
+    context_of,
+    cutting,
+    extension,
+    resolving,
+)
 from dovetail_autograd_aot.calls.input_reachability import InputNodes, input_nodes, maybe_apart
 from dovetail_autograd_aot.outputs.epilogue import make_epilogue
 
@@ -51,7 +57,7 @@ def _make_run(
     epilogue = make_epilogue(signature, joint.points, nodes.nodes if nodes is not None else ())
     function = TrainingFunction(graphs, nodes, _sources(joint, graphs.parts, double, examples))
     watch = function.saved.watch if joint.counters.watched else None
-    apply = resolving(cutting(function.autograd_function().apply, double.cut), unresolved)
+    apply = resolving(cutting(apply_of(function.autograd_function()), double.cut), unresolved)
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)

@@ -79,16 +79,25 @@ struct CudaDriver {
 };
 
 // A thread that has not called CUDA's runtime yet (the autograd engine's, say) has no context, and
-// the driver's calls need one: bind the device's own.
-inline void bind_context(int device_index) {
+// the driver's calls need one: bind the device's own. Gives the one that is bound.
+inline void* bind_context(int device_index) {
   const CudaDriver& driver = CudaDriver::get();
   void* context = nullptr;
   driver.check(driver.current_context(&context), "cuCtxGetCurrent", "this thread");
-  if (context != nullptr) return;
+  if (context != nullptr) return context;
   int device = 0;
   driver.check(driver.device(&device, device_index), "cuDeviceGet", "this thread");
   driver.check(driver.primary_context(&context, device), "cuDevicePrimaryCtxRetain", "this thread");
   driver.check(driver.set_context(context), "cuCtxSetCurrent", "this thread");
+  return context;
+}
+
+// Whether this thread is on a program's device already, as torch and the driver see it.
+inline bool is_on_device(const Program& program) {
+  void* context = nullptr;
+  return CudaDriver::get().current_context(&context) == 0 && context != nullptr &&
+         context == program.cuda_context &&
+         c10::impl::getDeviceGuardImpl(c10::kCUDA)->getDevice().index() == program.cuda_device;
 }
 
 // Loads every GPU kernel of the plan. The plan's device must be current, with its context made.

@@ -232,6 +232,7 @@ struct Program {
   // does), by step.
   std::vector<std::pair<int64_t, std::vector<SlotIndex>>> releases;
   int cuda_device = -1;  // the one CUDA device of the plan, if it has one
+  void* cuda_context = nullptr;  // of that device, once kernels are loaded
   bool check_inputs = false;
   std::string label;  // what profiles call a call of it; empty: they see its steps alone
 

@@ -9,7 +9,7 @@
 
 #include "cuda_driver.h"
 #include "program.h"
-#include "python_errors.h"
+#include "python_values.h"
 
 namespace dovetail {
 

@@ -43,7 +43,7 @@ class Runner {
     }
     run_sizes(program_.size_program, values());
     c10::OptionalDeviceGuard device_guard;
-    if (program_.cuda_device >= 0) {
+    if (program_.cuda_device >= 0 && !is_on_device(program_)) {
       device_guard.reset_device(
           c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(program_.cuda_device)));
       bind_context(program_.cuda_device);

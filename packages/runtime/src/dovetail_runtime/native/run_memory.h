@@ -2,7 +2,6 @@
 #pragma once
 
 #include "run.h"
-#include "tensor_memory.h"
 
 namespace dovetail {
 
