@@ -14,14 +14,14 @@ from pathlib import Path
 
 import dovetail
 from dovetail.install.torch_names import LATE
-from dovetail.settings.meaning import (
+from dovetail.settings.table import TABLE
+from dovetail.settings.torch_settings import (
     ChangesNothing,
     Meaning,
     SetsArgument,
     SetsOption,
     SetsSwitch,
 )
-from dovetail.settings.table import TABLE
 
 PAGE = Path(__file__).parents[1] / "docs" / "coming-from-torch-compile.md"
 

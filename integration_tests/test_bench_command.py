@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from dovetail.bench import measure
-from dovetail.bench.draws import Errors, over_draws
 from dovetail.bench.driver import Failure, Row
+from dovetail.bench.measure import Errors, over_draws
 from dovetail.bench.models import Case
 from dovetail.bench.table import ratios, render
 from dovetail.bench.worker import Figures

@@ -12,7 +12,9 @@ import torch
 
 import dovetail
 from dovetail import config
-from dovetail.settings.meaning import (
+from dovetail.settings.store import Settings
+from dovetail.settings.table import TABLE, Teller
+from dovetail.settings.torch_settings import (
     ChangesNothing,
     Refused,
     SetsArgument,
@@ -20,8 +22,6 @@ from dovetail.settings.meaning import (
     SetsSwitch,
     Setting,
 )
-from dovetail.settings.store import Settings
-from dovetail.settings.table import TABLE, Teller
 
 _OTHER_VALUES: dict[type, Any] = {bool: None, int: 3, float: 0.5, str: "other", type(None): "other"}
 

@@ -16,7 +16,7 @@ import argparse
 import statistics
 
 from dovetail.bench import measure
-from dovetail.bench.draws import errors_of, mean_errors, redraw, spreads_of
+from dovetail.bench.measure import errors_of, mean_errors, redraw, spreads_of
 from dovetail.bench.worker import SYSTEMS, Spec, build_case, compile_by, reference, step_of
 from dovetail.options import MODES
 

@@ -9,7 +9,6 @@ from typing import Any
 from dovetail_capture.knobs import ON_ERROR, ON_ERROR_CHOICES, OnError
 
 from dovetail.config import SETTINGS
-from dovetail.settings.meaning import SetsArgument, SetsSwitch
 from dovetail.settings.store import known_to_torch
 from dovetail.settings.table import (
     NAMES,
@@ -19,6 +18,7 @@ from dovetail.settings.table import (
     near_names,
     options_of,
 )
+from dovetail.settings.torch_settings import SetsArgument, SetsSwitch
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:

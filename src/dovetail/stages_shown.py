@@ -14,7 +14,7 @@ from dovetail_runtime import as_python
 from dovetail_runtime.plan import CppKernel, Kernel, Plan
 from torch.fx import GraphModule
 
-from dovetail.diagrams import graph_as_dot, kernels_as_dot
+from dovetail.debug_folder import graph_as_dot, kernels_as_dot
 
 # By the pass that gives it.
 _OF_PASS: Mapping[str, tuple[str, ...]] = {

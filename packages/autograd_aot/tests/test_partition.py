@@ -18,7 +18,7 @@ from dovetail_autograd_aot import (
 )
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
-from dovetail_autograd_aot.partition.max_flow import FlowNetwork
+from dovetail_autograd_aot.partition.min_cut import FlowNetwork
 from dovetail_prims.dialects import exact_comparisons
 from trace_costs import LanguageModel
 

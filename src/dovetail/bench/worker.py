@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dovetail.bench import measure
-from dovetail.bench.draws import Errors, errors_of, over_draws
+from dovetail.bench.measure import Errors, errors_of, over_draws
 from dovetail.bench.models import Case, resolve
 
 SYSTEMS = ("eager", "torch.compile", "dovetail")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
-from dovetail.settings.meaning import Setting
 from dovetail.settings.table import (
     GROUPS,
     NAMES,
@@ -21,6 +20,7 @@ from dovetail.settings.table import (
     ineffective,
     near_names,
 )
+from dovetail.settings.torch_settings import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 

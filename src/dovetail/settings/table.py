@@ -6,7 +6,8 @@ import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 
-from dovetail.settings.meaning import (
+from dovetail.settings.torch_settings import (
+    TORCH_SETTINGS,
     ChangesNothing,
     Refused,
     SetsArgument,
@@ -14,7 +15,6 @@ from dovetail.settings.meaning import (
     SetsSwitch,
     Setting,
 )
-from dovetail.settings.torch_settings import TORCH_SETTINGS
 
 # Older names of settings.
 _ALIASES: Mapping[str, str] = {

@@ -4,15 +4,59 @@ meaning of and torch's defaults."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from dovetail.settings.meaning import (
-    ChangesNothing,
-    Meaning,
-    Refused,
-    SetsArgument,
-    SetsOption,
-    SetsSwitch,
-)
+
+@dataclass(frozen=True)
+class SetsOption:
+    """It is the option `field` of `dovetail.Options`."""
+
+    field: str
+
+
+@dataclass(frozen=True)
+class SetsSwitch:
+    """It is the field `switch` of capture's `Switches`, which hold for every compiled function."""
+
+    switch: str
+
+
+@dataclass(frozen=True)
+class SetsArgument:
+    """It is an argument in calls of `compile` that do not give it."""
+
+    argument: str
+
+
+@dataclass(frozen=True)
+class ChangesNothing:
+    """It is accepted, with one warning that gives the reason where it is not the default."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Only the default can be had; any other value raises an error that gives the reason and the
+    way round."""
+
+    reason: str
+
+
+Meaning = SetsOption | SetsSwitch | SetsArgument | ChangesNothing | Refused
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting: its name, with its group before a dot ("triton.cudagraphs"), torch's default, and
+    what it means. `module` is where torch has it: "dynamo", "inductor", "functorch" or
+    "compiler"."""
+
+    name: str
+    module: str
+    default: object
+    meaning: Meaning
+
 
 _ALWAYS = ChangesNothing("it is always so")
 _MARKS = Refused("mark tensors with dovetail.mark_dynamic, mark_static or mark_unbacked")

@@ -10,10 +10,14 @@ import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.footprint import footprint
-from dovetail_runtime.graph_memory import own_memory_where_told, shared_pool, undone_if_it_fails
+from dovetail_runtime.graph_memory import (
+    own_memory_where_told,
+    shared_pool,
+    undone_if_it_fails,
+    workplace_for,
+)
 from dovetail_runtime.plan import CopyInto, Plan, View
 from dovetail_runtime.sizes import bind_symbols
-from dovetail_runtime.workplace import workplace_for
 
 # Working in shared memory may take so many times what a call with its own memory takes: others will
 # work there, too.

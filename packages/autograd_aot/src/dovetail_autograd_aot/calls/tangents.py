@@ -10,8 +10,13 @@ from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import PartitionedGraph
-from dovetail_autograd_aot.graph.size_reader import SizeReader, as_numbers
-from dovetail_autograd_aot.trace.node_values import example_values, hint, same_size
+from dovetail_autograd_aot.trace.node_values import (
+    SizeReader,
+    as_numbers,
+    example_values,
+    hint,
+    same_size,
+)
 
 
 class Tangents:

@@ -17,7 +17,7 @@ from dovetail_prims.wrappers import WrapperLayout, is_wrapper, put_together, tak
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dovetail_autograd_aot.graph.size_reader import SizeReader, as_numbers
+from dovetail_autograd_aot.trace.node_values import SizeReader, as_numbers
 
 Run = Callable[..., Sequence[Any]]
 

@@ -26,7 +26,6 @@ from dovetail_prims.wrappers import (
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.graph.size_reader import SizeReader
 from dovetail_autograd_aot.subclasses.wrapped_calls import (
     Carried,
     InputOutput,
@@ -39,6 +38,7 @@ from dovetail_autograd_aot.subclasses.wrapped_calls import (
     symbolic_in,
 )
 from dovetail_autograd_aot.trace.input_storages import static_inputs, storage_key
+from dovetail_autograd_aot.trace.node_values import SizeReader
 from dovetail_autograd_aot.trace.storage import TraceError
 
 # Graphs that are kept of one captured graph, each for other layouts or another sharing of memory.
