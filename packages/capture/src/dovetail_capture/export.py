@@ -15,28 +15,14 @@ from dovetail_guards.guard_set import GuardSet
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from dovetail_capture import recipe as r
 from dovetail_capture.captured_frame import CapturedFrame
 from dovetail_capture.errors import CaptureError, GraphBreakError, place_of
 from dovetail_capture.interpreter.inputs.input_relations import is_of_keywords
 from dovetail_capture.options import CaptureOptions
-from dovetail_capture.recipe import (
-    Const,
-    DelAttr,
-    Effect,
-    Fetch,
-    NewCell,
-    NewEmpty,
-    NewFunction,
-    NewObject,
-    Recipe,
-    ReplaceContents,
-    RunCall,
-    SetAttr,
-    SetCell,
-)
 from dovetail_capture.replacement.replacement_code import build_replacement
 
-_FRESH = (NewObject, NewEmpty, NewCell, NewFunction)
+_FRESH = (r.NewObject, r.NewEmpty, r.NewCell, r.NewFunction)
 
 
 @dataclass(frozen=True)
@@ -171,27 +157,27 @@ def _frame_of(
     return function, tuple(values[name] for name in order)
 
 
-def _writes_what_is_there(effect: Effect, view: FrameView) -> bool:
+def _writes_what_is_there(effect: r.Effect, view: FrameView) -> bool:
     """Does it leave an attribute as it was (set and put back within the call)?"""
-    if not isinstance(effect, SetAttr) or not isinstance(effect.target, Fetch):
+    if not isinstance(effect, r.SetAttr) or not isinstance(effect.target, r.Fetch):
         return False
     target = evaluate(effect.target.source, view)
-    if isinstance(effect.value, Fetch):
+    if isinstance(effect.value, r.Fetch):
         value = evaluate(effect.value.source, view)
-    elif isinstance(effect.value, Const):
+    elif isinstance(effect.value, r.Const):
         value = effect.value.value
     else:
         return False
     return getattr(target, effect.name, MISSING) is value
 
 
-def _label(recipe: Recipe) -> str:
-    return str(recipe.source) if isinstance(recipe, Fetch) else type(recipe).__name__
+def _label(recipe: r.Recipe) -> str:
+    return str(recipe.source) if isinstance(recipe, r.Fetch) else type(recipe).__name__
 
 
-def _refuse_outside_effect(effect: Effect, func: FunctionType) -> None:
+def _refuse_outside_effect(effect: r.Effect, func: FunctionType) -> None:
     """Only effects on objects that the frame itself made belong to its result."""
-    if isinstance(effect, (SetAttr, DelAttr, ReplaceContents)):
+    if isinstance(effect, (r.SetAttr, r.DelAttr, r.ReplaceContents)):
         if isinstance(effect.target, _FRESH) or _is_own_kwargs(effect.target, func):
             return
         what = getattr(effect, "name", None)
@@ -199,9 +185,9 @@ def _refuse_outside_effect(effect: Effect, func: FunctionType) -> None:
         problem = (
             f"it changes {thing} of an object that outlives the call ({_label(effect.target)})"
         )
-    elif isinstance(effect, SetCell) and isinstance(effect.cell, _FRESH):
+    elif isinstance(effect, r.SetCell) and isinstance(effect.cell, _FRESH):
         return
-    elif isinstance(effect, RunCall):
+    elif isinstance(effect, r.RunCall):
         problem = f"it makes a call for its side effect ({_label(effect.call.fn)})"
     else:
         problem = f"it has a side effect ({type(effect).__name__})"
@@ -211,9 +197,9 @@ def _refuse_outside_effect(effect: Effect, func: FunctionType) -> None:
     )
 
 
-def _is_own_kwargs(target: Recipe, func: FunctionType) -> bool:
+def _is_own_kwargs(target: r.Recipe, func: FunctionType) -> bool:
     """Is it the frame's `**kwargs` dict, which every call makes anew?"""
-    return isinstance(target, Fetch) and is_of_keywords(target.source, func.__code__)
+    return isinstance(target, r.Fetch) and is_of_keywords(target.source, func.__code__)
 
 
 class _Mark:

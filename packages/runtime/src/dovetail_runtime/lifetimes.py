@@ -6,66 +6,48 @@ from collections.abc import Sequence
 
 import torch
 
-from dovetail_runtime.plan import (
-    Allocate,
-    Assert,
-    AtenArg,
-    Bind,
-    CallAten,
-    Choose,
-    CopyInto,
-    Free,
-    FreeSlab,
-    LaunchCpp,
-    LaunchTriton,
-    Plan,
-    Ref,
-    Step,
-    View,
-    While,
-    plans_within,
-)
+from dovetail_runtime import plan as p
 
 
-def used_names(step: Step) -> list[str]:
+def used_names(step: p.Step) -> list[str]:
     """The tensors that a step looks at, by name; what it makes or frees not counted."""
     match step:
-        case View():
+        case p.View():
             return [step.base]
-        case LaunchCpp():
+        case p.LaunchCpp():
             return list(step.tensors)
-        case LaunchTriton():
+        case p.LaunchTriton():
             return [a for a in step.args if isinstance(a, str)]
-        case CallAten():
+        case p.CallAten():
             arguments = (*step.args, *(value for _, value in step.kwargs))
             return [name for argument in arguments for name in _refs(argument)]
-        case CopyInto():
+        case p.CopyInto():
             return [step.target, step.source]
-        case Bind():
+        case p.Bind():
             return [step.tensor]
-        case Choose():
+        case p.Choose():
             return [step.predicate, *(a for a in step.args if isinstance(a, str))]
-        case While():
+        case p.While():
             return [a for a in step.args if isinstance(a, str)]
-        case Allocate() | Free() | FreeSlab() | Assert():
+        case p.Allocate() | p.Free() | p.FreeSlab() | p.Assert():
             return []
     raise TypeError(f"unknown step {step!r}")
 
 
-def _refs(argument: AtenArg) -> list[str]:
-    if isinstance(argument, Ref):
+def _refs(argument: p.AtenArg) -> list[str]:
+    if isinstance(argument, p.Ref):
         return [argument.name]
     items = argument if isinstance(argument, tuple) else ()
     return [name for item in items for name in _refs(item)]
 
 
-def computes_on_cpu(step: Step) -> bool:
+def computes_on_cpu(step: p.Step) -> bool:
     """Whether a step of a GPU's plan computes on the CPU: it runs a C++ kernel, or calls a factory
     there. (What is computed of CPU tensors begins with either, or with an input.)"""
-    if isinstance(step, Choose | While):
-        return any(computes_on_cpu(own) for plan in plans_within(step) for own in plan.steps)
-    if not isinstance(step, CallAten):
-        return isinstance(step, LaunchCpp)
+    if isinstance(step, p.Choose | p.While):
+        return any(computes_on_cpu(own) for plan in p.plans_within(step) for own in plan.steps)
+    if not isinstance(step, p.CallAten):
+        return isinstance(step, p.LaunchCpp)
     arguments = (*step.args, *(value for _, value in step.kwargs))
     devices = [a for a in arguments if isinstance(a, torch.device)]
     if devices:
@@ -74,21 +56,21 @@ def computes_on_cpu(step: Step) -> bool:
     return makes and not any(_refs(argument) for argument in arguments)
 
 
-def roots(plan: Plan) -> dict[str, str]:
+def roots(plan: p.Plan) -> dict[str, str]:
     """For each tensor, by name, whose storage it looks at: its own, or a view's root."""
     found = {declared.name: declared.name for declared in plan.inputs if declared.spec is not None}
     found |= {constant.name: constant.name for constant in plan.constants}
     for step in plan.steps:
-        if isinstance(step, Allocate):
+        if isinstance(step, p.Allocate):
             found[step.name] = step.name
-        elif isinstance(step, View):
+        elif isinstance(step, p.View):
             found[step.name] = found.get(step.base, step.base)
-        elif isinstance(step, CallAten | Choose | While):
+        elif isinstance(step, p.CallAten | p.Choose | p.While):
             found |= {name: name for name in step.outputs if name is not None}
     return found
 
 
-def input_releases(plan: Plan) -> list[tuple[int, tuple[str, ...]]]:
+def input_releases(plan: p.Plan) -> list[tuple[int, tuple[str, ...]]]:
     """When a call that owns its inputs may drop them: (step, names of inputs and of their views).
 
     Step -1 stands for the call's begin. Inputs that leave the call, or are written to, stay.
@@ -99,7 +81,7 @@ def input_releases(plan: Plan) -> list[tuple[int, tuple[str, ...]]]:
         for name in used_names(step):
             if root_of.get(name) in last:
                 last[root_of[name]] = position
-    written = {*plan.mutated, *(s.target for s in plan.steps if isinstance(s, CopyInto))}
+    written = {*plan.mutated, *(s.target for s in plan.steps if isinstance(s, p.CopyInto))}
     leaving = {output for output in plan.outputs if isinstance(output, str)}
     for name in written | leaving:
         last.pop(root_of.get(name, name), None)
@@ -110,15 +92,15 @@ def input_releases(plan: Plan) -> list[tuple[int, tuple[str, ...]]]:
     return [(position, tuple(groups[position])) for position in sorted(groups)]
 
 
-def early_launches(steps: Sequence[Step]) -> list[bool]:
+def early_launches(steps: Sequence[p.Step]) -> list[bool]:
     """Which steps are launches that may begin while the one before them runs: both wait for all
     that is launched before, and nothing else that uses the GPU lies between. (Who waits for what
     waits itself waits for all before that, too.)"""
     found, waits = [], False
     for step in steps:
-        launch = step if isinstance(step, LaunchTriton) and step.dependent else None
+        launch = step if isinstance(step, p.LaunchTriton) and step.dependent else None
         found.append(launch is not None and waits and not launch.evenly)
         waits = launch is not None or (
-            waits and isinstance(step, Allocate | View | Free | FreeSlab | Assert)
+            waits and isinstance(step, p.Allocate | p.View | p.Free | p.FreeSlab | p.Assert)
         )
     return found

@@ -9,32 +9,10 @@ from typing import Any
 
 import torch
 
+from dovetail_runtime import plan as p
 from dovetail_runtime.aten_args import split_op_name
 from dovetail_runtime.cpp_build import CppFunction
 from dovetail_runtime.lifetimes import early_launches, input_releases
-from dovetail_runtime.plan import (
-    Allocate,
-    Assert,
-    AtenArg,
-    Bind,
-    CallAten,
-    Choose,
-    CopyInto,
-    FloatOf,
-    Free,
-    FreeSlab,
-    LaunchCpp,
-    LaunchTriton,
-    Plan,
-    Ref,
-    Size,
-    SizeExpr,
-    Step,
-    TensorSpec,
-    View,
-    While,
-    slabs_of,
-)
 from dovetail_runtime.sizes import SizeTable, storage_bytes
 
 # Operation codes; native/program.h has the same list.
@@ -79,14 +57,17 @@ class _Slot:
 
 class _Lowering:
     def __init__(
-        self, plan: Plan, functions: Mapping[str, CppFunction], binaries: Mapping[str, TritonBinary]
+        self,
+        plan: p.Plan,
+        functions: Mapping[str, CppFunction],
+        binaries: Mapping[str, TritonBinary],
     ) -> None:
         self.plan = plan
         self.functions = functions
         self.binaries = binaries
         self.sizes = SizeTable()
         self.slots: dict[str, _Slot] = {}
-        self.slabs = slabs_of(plan)
+        self.slabs = p.slabs_of(plan)
         self.freed: set[str] = set()
         self.freed_slabs: set[int] = set()
 
@@ -116,7 +97,7 @@ class _Lowering:
         early = early_launches(plan.steps)
         steps = [self._step(s, e) for s, e in zip(plan.steps, early, strict=True)]
         outputs = [self._output(output) for output in plan.outputs]
-        written = [*plan.mutated, *(s.target for s in plan.steps if isinstance(s, CopyInto))]
+        written = [*plan.mutated, *(s.target for s in plan.steps if isinstance(s, p.CopyInto))]
         mutated = {self.slots[self.slots[name].root] for name in written}
         return {
             "name": plan.name,
@@ -163,13 +144,13 @@ class _Lowering:
 
     # --- sizes ---
 
-    def _number(self, size: Size) -> int:
+    def _number(self, size: p.Size) -> int:
         return self.sizes.number(size)
 
-    def _numbers(self, sizes: tuple[Size, ...]) -> tuple[int, ...]:
+    def _numbers(self, sizes: tuple[p.Size, ...]) -> tuple[int, ...]:
         return tuple(self.sizes.number(size) for size in sizes)
 
-    def _spec(self, spec: TensorSpec) -> tuple[Any, ...]:
+    def _spec(self, spec: p.TensorSpec) -> tuple[Any, ...]:
         if len(spec.shape) != len(spec.stride):
             raise PlanError(f"{self.plan.name}: {spec} has {len(spec.stride)} strides")
         return (
@@ -182,16 +163,16 @@ class _Lowering:
 
     # --- steps ---
 
-    def _step(self, step: Step, early: bool) -> tuple[Any, ...]:
+    def _step(self, step: p.Step, early: bool) -> tuple[Any, ...]:
         match step:
-            case Allocate():
+            case p.Allocate():
                 return self._allocate(step)
-            case View():
+            case p.View():
                 base = self._slot(step.base)
                 root = self.slots[base.root]
                 slot = self._define(step.name, root.name, slab=base.slab)
                 return (VIEW, slot, root.number, self._spec(step.spec))
-            case LaunchCpp():
+            case p.LaunchCpp():
                 tensors = tuple(self._tensor(name) for name in step.tensors)
                 told = f"{step.kernel}\n{step.line}" if step.line else step.kernel
                 return (
@@ -199,39 +180,39 @@ class _Lowering:
                     self._numbers(step.sizes), self._number(step.work), max(1, step.grain),
                     step.label or step.kernel,
                 )  # fmt: skip
-            case LaunchTriton():
+            case p.LaunchTriton():
                 return self._launch_triton(step, early)
-            case CallAten():
+            case p.CallAten():
                 return self._call_aten(step)
-            case CopyInto():
-                copy = CallAten("aten::copy_", (Ref(step.target), Ref(step.source)))
+            case p.CopyInto():
+                copy = p.CallAten("aten::copy_", (p.Ref(step.target), p.Ref(step.source)))
                 return self._call_aten(copy)
-            case Free():
+            case p.Free():
                 slots = [self._slot(name) for name in step.names]
                 self.freed.update(step.names)
                 return (FREE, tuple(slot.number for slot in slots if not slot.owned_outside))
-            case FreeSlab():
+            case p.FreeSlab():
                 freed = self._slab(step.device, step.slab, "FreeSlab")
                 self.freed.update(s.name for s in self.slots.values() if s.slab == freed)
                 self.freed_slabs.add(freed)
                 return (FREE_SLAB, freed)
-            case Bind():
+            case p.Bind():
                 slot, late = self._tensor(step.tensor), len(self.sizes.programs) - 1
                 number = self.sizes.bind_late(step.name)
                 return (BIND, slot, _INT if step.dim is None else step.dim, number, late)
-            case Assert():
+            case p.Assert():
                 message = tuple(step.message.split("{}")) if step.numbers else (step.message,)
                 if len(message) != len(step.numbers) + 1:
                     raise PlanError(f"{self.plan.name}: not one number for each {{}} of {step!r}")
                 condition, numbers = self._number(step.condition), self._numbers(step.numbers)
                 return (ASSERT, condition, message, numbers, step.error == "IndexError")
-            case Choose():
+            case p.Choose():
                 return self._choose(step)
-            case While():
+            case p.While():
                 return self._while(step)
         raise PlanError(f"{self.plan.name}: unknown step {step!r}")
 
-    def _allocate(self, step: Allocate) -> tuple[Any, ...]:
+    def _allocate(self, step: p.Allocate) -> tuple[Any, ...]:
         spec = self._spec(step.spec)
         if step.slab_offset is None:
             over = -1 if step.over is None else self._over(step.over)
@@ -261,7 +242,7 @@ class _Lowering:
             raise PlanError(f"{self.plan.name}: {who} wants slab {number} on {device}: freed")
         return found
 
-    def _check_inside_slab(self, step: Allocate, slab: Size) -> None:
+    def _check_inside_slab(self, step: p.Allocate, slab: p.Size) -> None:
         """Where all sizes are known; the executor checks the others if `check_inputs` is on."""
         spec = step.spec
         shape = [n for n in spec.shape if isinstance(n, int)]
@@ -283,7 +264,7 @@ class _Lowering:
             raise PlanError(f"{self.plan.name}: no compiled C++ kernel is called {symbol!r}")
         return self.functions[symbol].address
 
-    def _launch_triton(self, step: LaunchTriton, early: bool) -> tuple[Any, ...]:
+    def _launch_triton(self, step: p.LaunchTriton, early: bool) -> tuple[Any, ...]:
         binary = self.binaries.get(step.kernel)
         if binary is None:
             raise PlanError(
@@ -310,7 +291,7 @@ class _Lowering:
             binary.scratch_parameters, binary.scratch_bytes, step.label or step.kernel, early,
         )  # fmt: skip
 
-    def _call_aten(self, step: CallAten) -> tuple[Any, ...]:
+    def _call_aten(self, step: p.CallAten) -> tuple[Any, ...]:
         name, overload = split_op_name(step.op)
         args = tuple(self._argument(a) for a in step.args)
         kwargs = {key: self._argument(a) for key, a in step.kwargs}
@@ -323,14 +304,16 @@ class _Lowering:
         expected = tuple(None if e is None else self._spec(e) for e in step.expected)
         return (CALL_ATEN, name, overload, args, kwargs, outputs, expected, step.line)
 
-    def _choose(self, step: Choose) -> tuple[Any, ...]:
+    def _choose(self, step: p.Choose) -> tuple[Any, ...]:
         predicate = self._tensor(step.predicate)
         arguments = self._arguments(step.args)
-        tables = tuple(self._inner(p, step.args, len(step.outputs)) for p in step.branches)
+        tables = tuple(
+            self._inner(branch, step.args, len(step.outputs)) for branch in step.branches
+        )
         outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
         return (CHOOSE, predicate, tables, arguments, outputs)
 
-    def _while(self, step: While) -> tuple[Any, ...]:
+    def _while(self, step: p.While) -> tuple[Any, ...]:
         carried = step.args[: len(step.outputs)]
         if len(carried) < len(step.outputs) or not all(isinstance(a, str) for a in carried):
             raise PlanError(f"{self.plan.name}: a loop carries a tensor for each output")
@@ -340,16 +323,16 @@ class _Lowering:
         outputs = tuple(-1 if o is None else self._define(o, o) for o in step.outputs)
         return (WHILE, condition, body, arguments, outputs)
 
-    def _arguments(self, args: Sequence[str | Size | FloatOf]) -> tuple[tuple[int, int], ...]:
+    def _arguments(self, args: Sequence[str | p.Size | p.FloatOf]) -> tuple[tuple[int, int], ...]:
         """What a plan within this one is given."""
         return tuple(
             (TENSOR, self._tensor(a))
             if isinstance(a, str)
-            else (SIZE, self._number(a.bits if isinstance(a, FloatOf) else a))
+            else (SIZE, self._number(a.bits if isinstance(a, p.FloatOf) else a))
             for a in args
         )
 
-    def _inner(self, plan: Plan, args: Sequence[str | Size | FloatOf], outputs: int) -> Any:
+    def _inner(self, plan: p.Plan, args: Sequence[str | p.Size | p.FloatOf], outputs: int) -> Any:
         """The tables of a plan within this one, which takes `args`."""
         if plan.kernels or plan.constants:
             raise PlanError(f"{plan.name}: a plan within another with kernels or constants")
@@ -361,21 +344,21 @@ class _Lowering:
             raise PlanError(f"{plan.name}: other inputs than the step that runs it has")
         return lower(plan, self.functions, self.binaries)
 
-    def _argument(self, argument: AtenArg) -> tuple[int, Any]:
-        if isinstance(argument, Ref):
+    def _argument(self, argument: p.AtenArg) -> tuple[int, Any]:
+        if isinstance(argument, p.Ref):
             return (TENSOR, self._tensor(argument.name))
-        if isinstance(argument, SizeExpr):
+        if isinstance(argument, p.SizeExpr):
             return (SIZE, self._number(argument))
-        if isinstance(argument, FloatOf):
+        if isinstance(argument, p.FloatOf):
             return (FLOAT, self._number(argument.bits))
         if isinstance(argument, (tuple, list)):
             return (LIST, tuple(self._argument(a) for a in argument))
         return (LITERAL, argument)
 
-    def _output(self, output: str | Size | FloatOf | None) -> tuple[int, int]:
+    def _output(self, output: str | p.Size | p.FloatOf | None) -> tuple[int, int]:
         if output is None:
             return (LITERAL, 0)
-        if isinstance(output, FloatOf):
+        if isinstance(output, p.FloatOf):
             return (FLOAT, self._number(output.bits))
         if not isinstance(output, str):
             return (SIZE, self._number(output))
@@ -390,7 +373,7 @@ class _Lowering:
 
 
 def lower(
-    plan: Plan, functions: Mapping[str, CppFunction], binaries: Mapping[str, TritonBinary]
+    plan: p.Plan, functions: Mapping[str, CppFunction], binaries: Mapping[str, TritonBinary]
 ) -> dict[str, Any]:
     """The native executor's tables for `plan`, whose kernels are `functions` and `binaries`. Who
     runs them holds the functions. Raises `PlanError` where the plan contradicts itself."""

@@ -10,39 +10,15 @@ from pathlib import Path
 
 import torch
 
+from dovetail_runtime import plan as p
 from dovetail_runtime.aten_args import resolve_op
-from dovetail_runtime.plan import (
-    Allocate,
-    Assert,
-    AtenArg,
-    Bind,
-    CallAten,
-    Choose,
-    CopyInto,
-    CppKernel,
-    FloatOf,
-    Free,
-    FreeSlab,
-    LaunchCpp,
-    LaunchTriton,
-    Plan,
-    Ref,
-    Size,
-    SizeExpr,
-    Step,
-    TensorSpec,
-    TritonKernel,
-    View,
-    While,
-    slabs_of,
-)
 from dovetail_runtime.program_support import header_name, keep_header
 from dovetail_runtime.sizes import size_text, symbols_of
 
 CONSTANTS_FILE = "constants.pt"
 
 
-def as_python(plan: Plan, *, symbol_values: dict[str, int] | None = None) -> str:
+def as_python(plan: p.Plan, *, symbol_values: dict[str, int] | None = None) -> str:
     """`plan` as a runnable program. It reads constants from `constants.pt` beside it (see
     `write_program`), and the header of its C++ kernels from there or from the cache. Its main part
     runs it on random inputs, with size symbols as given in `symbol_values` or 8."""
@@ -50,7 +26,7 @@ def as_python(plan: Plan, *, symbol_values: dict[str, int] | None = None) -> str
 
 
 def write_program(
-    plan: Plan, directory: Path | str, *, symbol_values: dict[str, int] | None = None
+    plan: p.Plan, directory: Path | str, *, symbol_values: dict[str, int] | None = None
 ) -> Path:
     """Write the program, its constants and the headers of its C++ kernels into `directory`; the
     program's path."""
@@ -67,7 +43,7 @@ def write_program(
 
 
 class _Writer:
-    def __init__(self, plan: Plan, symbol_values: dict[str, int]) -> None:
+    def __init__(self, plan: p.Plan, symbol_values: dict[str, int]) -> None:
         self.plan = plan
         self.symbol_values = symbol_values
         self.names: dict[str, str] = {}
@@ -111,7 +87,7 @@ class _Writer:
 
     def _kernels(self) -> list[str]:
         lines: list[str] = []
-        cpp = [k for k in self.plan.kernels if isinstance(k, CppKernel)]
+        cpp = [k for k in self.plan.kernels if isinstance(k, p.CppKernel)]
         names = {text: f"header_{i}" for i, text in enumerate(_headers(self.plan))}
         for text, name in names.items():
             lines += [f"{name} = rt.header({keep_header(text)!r}, __name__)", ""]
@@ -123,7 +99,7 @@ class _Writer:
             uses = [f"{k.symbol!r}: {names[k.preamble]}" for k in cpp if k.preamble]
             lines += [f"    {{{', '.join(uses)}}},", ")"]
         for kernel in self.plan.kernels:
-            if isinstance(kernel, TritonKernel):
+            if isinstance(kernel, p.TritonKernel):
                 lines += [
                     f"# Triton kernel {kernel.symbol}: {kernel.signature},",
                     f"# constants {kernel.constexprs}, {kernel.num_warps} warps",
@@ -146,7 +122,7 @@ class _Writer:
         lines += self._definitions()
         for constant in plan.constants:
             lines.append(f"{self._name(constant.name)} = constants[{constant.name!r}]")
-        for (device, number), at in slabs_of(plan).items():
+        for (device, number), at in p.slabs_of(plan).items():
             size = size_text(plan.slab_bytes[at][1])
             lines.append(f"{self._slab(device, number)} = rt.slab({size}, {device!r})")
         for step in plan.steps:
@@ -171,9 +147,9 @@ class _Writer:
                 self.bound.add(name)
         return lines
 
-    def _step(self, step: Step) -> list[str]:
+    def _step(self, step: p.Step) -> list[str]:
         match step:
-            case Allocate():
+            case p.Allocate():
                 name = self._name(step.name)
                 if step.slab_offset is None and step.spec.offset == 0:
                     spec = step.spec
@@ -186,25 +162,25 @@ class _Writer:
                 if start is None:
                     memory, start = f"rt.slab({self._bytes(step.spec)}, '{step.spec.device}')", 0
                 return [f"{name} = rt.place({memory}, {size_text(start)}, {_spec(step.spec)})"]
-            case View():
+            case p.View():
                 base = self._name(step.base)
                 return [f"{self._name(step.name)} = rt.view({base}, {_spec(step.spec)})"]
-            case LaunchCpp():
+            case p.LaunchCpp():
                 tensors = ", ".join(self._name(n) for n in step.tensors)
                 work = size_text(step.work)
                 call = f"cpp[{step.kernel!r}]([{tensors}], {_tuple(step.sizes)}, {work})"
                 return [f"{call}{_comment(step.label)}"]
-            case LaunchTriton():
+            case p.LaunchTriton():
                 return [f"{self._triton(step)}{_comment(step.label)}"]
-            case CallAten():
+            case p.CallAten():
                 return [self._aten(step)]
-            case CopyInto():
+            case p.CopyInto():
                 return [f"{self._name(step.target)}.copy_({self._name(step.source)})"]
-            case Free():
+            case p.Free():
                 return [f"del {', '.join(self._name(n) for n in step.names)}"]
-            case FreeSlab():
+            case p.FreeSlab():
                 return [f"del {self._slab(step.device, step.slab)}"]
-            case Bind():
+            case p.Bind():
                 self.taken.add(step.name)
                 self.bound.add(step.name)
                 tensor = self._name(step.tensor)
@@ -212,11 +188,11 @@ class _Writer:
                     f"rt.element({tensor})" if step.dim is None else f"{tensor}.shape[{step.dim}]"
                 )
                 return [f"{step.name} = {value}", *self._definitions()]
-            case Choose():
+            case p.Choose():
                 return self._choose(step)
-            case While():
+            case p.While():
                 return self._while(step)
-            case Assert():
+            case p.Assert():
                 said = repr(step.message)
                 if step.numbers:
                     said += f".format({', '.join(size_text(n) for n in step.numbers)})"
@@ -226,16 +202,16 @@ class _Writer:
                 return [f"if not {size_text(step.condition)}:", f"    {raised}"]
         raise TypeError(f"unknown step {step!r}")
 
-    def _bytes(self, spec: TensorSpec) -> str:
+    def _bytes(self, spec: p.TensorSpec) -> str:
         last = "".join(
             f" + ({size_text(n)} - 1) * {size_text(s)}"
             for n, s in zip(spec.shape, spec.stride, strict=True)
         )
         return f"max(0, {size_text(spec.offset)} + 1{last}) * {spec.dtype.itemsize}"
 
-    def _triton(self, step: LaunchTriton) -> str:
+    def _triton(self, step: p.LaunchTriton) -> str:
         kernel = next(k for k in self.plan.kernels if k.symbol == step.kernel)
-        assert isinstance(kernel, TritonKernel)
+        assert isinstance(kernel, p.TritonKernel)
         left = [(name, kind) for name, kind in kernel.signature if kind != "constexpr"]
         keywords = [
             f"{name}={self._given(argument, kind)}"
@@ -247,20 +223,20 @@ class _Writer:
             keywords.append("enable_fp_fusion=False")
         return f"{kernel.symbol}[{_tuple(step.grid)}]({', '.join(keywords)})"
 
-    def _given(self, argument: str | Size, kind: str) -> str:
+    def _given(self, argument: str | p.Size, kind: str) -> str:
         if not isinstance(argument, str):
             return size_text(argument)
         name = self._name(argument)
         return name if kind.startswith("*") else f"rt.element({name})"
 
-    def _choose(self, step: Choose) -> list[str]:
+    def _choose(self, step: p.Choose) -> list[str]:
         lines, functions = self._functions(step.branches)
         args = [self._name(a) if isinstance(a, str) else self._value(a) for a in step.args]
         targets = ["_" if o is None else self._name(o) for o in step.outputs]
         chosen = f"{functions[0]} if {self._name(step.predicate)}.item() else {functions[1]}"
         return [*lines, f"{', '.join(targets)}, = ({chosen})({', '.join(args)})"]
 
-    def _while(self, step: While) -> list[str]:
+    def _while(self, step: p.While) -> list[str]:
         lines, (condition, body) = self._functions((step.condition, step.body))
         args = [self._name(a) if isinstance(a, str) else self._value(a) for a in step.args]
         count = len(step.outputs)
@@ -278,7 +254,7 @@ class _Writer:
             f"{', '.join(targets)}, = {carried}",
         ]
 
-    def _functions(self, plans: Sequence[Plan]) -> tuple[list[str], list[str]]:
+    def _functions(self, plans: Sequence[p.Plan]) -> tuple[list[str], list[str]]:
         """Lines that define a function for each of the plans within this one; their names."""
         lines: list[str] = []
         functions: list[str] = []
@@ -289,7 +265,7 @@ class _Writer:
             lines += ["    " + line for line in inner._body()]
         return lines, functions
 
-    def _aten(self, step: CallAten) -> str:
+    def _aten(self, step: p.CallAten) -> str:
         namespace, _, name = step.op.partition("::")
         path = f"torch.ops.{namespace}.{name}" + ("" if "." in name else ".default")
         values = [self._value(a) for a in step.args]
@@ -306,12 +282,12 @@ class _Writer:
             return f"{targets[0]} = {call}"
         return f"{', '.join(targets)}, *_ = {call}"
 
-    def _value(self, argument: AtenArg) -> str:
-        if isinstance(argument, Ref):
+    def _value(self, argument: p.AtenArg) -> str:
+        if isinstance(argument, p.Ref):
             return self._name(argument.name)
-        if isinstance(argument, SizeExpr):
+        if isinstance(argument, p.SizeExpr):
             return size_text(argument)
-        if isinstance(argument, FloatOf):
+        if isinstance(argument, p.FloatOf):
             return f"rt.float_from_bits({size_text(argument.bits)})"
         if isinstance(argument, tuple):
             return f"[{', '.join(self._value(a) for a in argument)}]"
@@ -349,9 +325,9 @@ class _Writer:
         return lines
 
 
-def _headers(plan: Plan) -> list[str]:
+def _headers(plan: p.Plan) -> list[str]:
     """What C++ kernels of a plan share, each once."""
-    cpp = (k for k in plan.kernels if isinstance(k, CppKernel) and k.preamble)
+    cpp = (k for k in plan.kernels if isinstance(k, p.CppKernel) and k.preamble)
     return list(dict.fromkeys(kernel.preamble for kernel in cpp))
 
 
@@ -368,21 +344,22 @@ def _returns_several(op: str) -> bool:
     return len(returns) > 1 or (len(returns) == 1 and "List" in str(returns[0].type))
 
 
-def _number_for_tensor(step: CallAten) -> bool:
+def _number_for_tensor(step: p.CallAten) -> bool:
     formals = resolve_op(step.op)._schema.arguments  # type: ignore[attr-defined]
     given = {f.name: a for f, a in zip(formals, step.args, strict=False)} | dict(step.kwargs)
     tensors = {f.name for f in formals if str(f.type) in ("Tensor", "Optional[Tensor]")}
     return any(
-        isinstance(given.get(n), (bool, int, float, complex, FloatOf, SizeExpr)) for n in tensors
+        isinstance(given.get(n), (bool, int, float, complex, p.FloatOf, p.SizeExpr))
+        for n in tensors
     )
 
 
-def _tuple(sizes: Sequence[Size]) -> str:
+def _tuple(sizes: Sequence[p.Size]) -> str:
     inner = ", ".join(size_text(s) for s in sizes)
     return f"({inner},)" if len(sizes) == 1 else f"({inner})"
 
 
-def _spec(spec: TensorSpec) -> str:
+def _spec(spec: p.TensorSpec) -> str:
     text = f"{_tuple(spec.shape)}, {_tuple(spec.stride)}, {spec.dtype}"
     return text if spec.offset == 0 else f"{text}, {size_text(spec.offset)}"
 

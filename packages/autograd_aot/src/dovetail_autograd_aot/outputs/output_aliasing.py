@@ -11,22 +11,7 @@ import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from dovetail_autograd_aot.boundary import (
-    Comparison,
-    Constant,
-    Duplicate,
-    InMemoryOf,
-    InputItself,
-    MutatedInput,
-    NewTensor,
-    OutputInfo,
-    OutputKind,
-    ReturnStep,
-    SizeOutput,
-    TensorRef,
-    ViewOf,
-    ViewStep,
-)
+from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.outputs.classify import Flow, Inputs, Planned, plan_outputs
 from dovetail_autograd_aot.trace.autograd_queries import (
     counters_apart,
@@ -53,8 +38,8 @@ class Classified:
     to.
     """
 
-    mutated: list[MutatedInput]
-    infos: list[OutputInfo] = field(default_factory=list)
+    mutated: list[b.MutatedInput]
+    infos: list[b.OutputInfo] = field(default_factory=list)
     forward: list[Any] = field(default_factory=list)
     roots: list[FakeTensor] = field(default_factory=list)
     differentiable: list[int] = field(default_factory=list)
@@ -64,7 +49,7 @@ class Classified:
 
 
 def classify_outputs(
-    tracer: Tracer, outputs: list[Any], inputs: Inputs, mutated: list[MutatedInput]
+    tracer: Tracer, outputs: list[Any], inputs: Inputs, mutated: list[b.MutatedInput]
 ) -> Classified:
     """Sort the user outputs into kinds and number the forward outputs. (The last outputs are what
     inputs were `set_` to.)"""
@@ -80,7 +65,7 @@ def classify_outputs(
         result.forward.append(read(tracer, tensor))
 
     for plan in planned:
-        if plan.kind is OutputKind.FRESH:
+        if plan.kind is b.OutputKind.FRESH:
             if isinstance(plan.value, FakeTensor):
                 add(plan.value)
             else:
@@ -116,14 +101,14 @@ def classify_outputs(
 
 def _infos(
     planned: list[Planned], inputs: Inputs, index_of: Mapping[int, int], sizes: _Sizes
-) -> list[OutputInfo]:
+) -> list[b.OutputInfo]:
     """What makes each output, and what autograd knows of it; `index_of` are the forward outputs of
     base tensors, by their ids."""
     primals = inputs.primals
-    infos: list[OutputInfo] = []
+    infos: list[b.OutputInfo] = []
     fresh = 0
     apart = counters_apart([(plan.value, _taken_from(plan, primals)) for plan in planned])
-    views = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
+    views = (b.OutputKind.VIEW_OF_INPUT, b.OutputKind.VIEW_OF_OUTPUT)
     regenerated = {id(plan.value): i for i, plan in enumerate(planned) if plan.kind in views}
     for plan, counter in zip(planned, apart, strict=True):
         value = plan.value
@@ -136,14 +121,16 @@ def _infos(
         from_base = plan.primal is not None and not inputs.storages[plan.primal].shared
         if plan.kind in views:
             assert base is not None
-            made: ReturnStep = ViewOf(base, chain, view_of, detached, from_base, of_set=plan.of_set)
-        elif plan.kind is OutputKind.FRESH:
+            made: b.ReturnStep = b.ViewOf(
+                base, chain, view_of, detached, from_base, of_set=plan.of_set
+            )
+        elif plan.kind is b.OutputKind.FRESH:
             made = _fresh_step(plan, fresh, base, chain, from_base)
             fresh += 1
         else:
             made = _same_step(plan)
         infos.append(
-            OutputInfo(
+            b.OutputInfo(
                 made,
                 requires_grad=requires_grad,
                 is_leaf=is_leaf,
@@ -160,35 +147,35 @@ def _infos(
 def _fresh_step(
     plan: Planned,
     forward: int,
-    base: TensorRef | None,
-    chain: tuple[ViewStep, ...],
+    base: b.TensorRef | None,
+    chain: tuple[b.ViewStep, ...],
     from_base: bool,
-) -> ReturnStep:
+) -> b.ReturnStep:
     """What makes an output of the forward output that is its own."""
     if plan.flow is Flow.OTHER and base is not None:
-        return InMemoryOf(forward, base, chain, from_base)
-    return NewTensor(forward) if plan.truth is None else Comparison(forward, *plan.truth)
+        return b.InMemoryOf(forward, base, chain, from_base)
+    return b.NewTensor(forward) if plan.truth is None else b.Comparison(forward, *plan.truth)
 
 
-def _same_step(plan: Planned) -> ReturnStep:
+def _same_step(plan: Planned) -> b.ReturnStep:
     """What gives an output that nothing is computed for."""
-    if plan.kind is OutputKind.INPUT:
+    if plan.kind is b.OutputKind.INPUT:
         assert plan.primal is not None
-        return InputItself(plan.primal)
-    return Constant(plan.value) if plan.duplicate is None else Duplicate(plan.duplicate)
+        return b.InputItself(plan.primal)
+    return b.Constant(plan.value) if plan.duplicate is None else b.Duplicate(plan.duplicate)
 
 
-def _base_of_plan(plan: Planned, index_of: Mapping[int, int]) -> TensorRef | None:
+def _base_of_plan(plan: Planned, index_of: Mapping[int, int]) -> b.TensorRef | None:
     """What an output lies in: an input, or a forward output, by the numbers of their tensors."""
     if plan.primal is not None:
-        return TensorRef(True, plan.primal)
-    return None if plan.base is None else TensorRef(False, index_of[id(plan.base)])
+        return b.TensorRef(True, plan.primal)
+    return None if plan.base is None else b.TensorRef(False, index_of[id(plan.base)])
 
 
 def _taken_together(planned: list[Planned]) -> set[int]:
     """The calls of operators that took several views of which several outputs have their gradients:
     one node of autograd's joins those, which the views' own nodes would fill up and add."""
-    views = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
+    views = (b.OutputKind.VIEW_OF_INPUT, b.OutputKind.VIEW_OF_OUTPUT)
     taken: dict[int, set[int]] = {}
     whole: set[int] = set()  # (of which there is one view)
     for plan in planned:
@@ -203,10 +190,10 @@ def _taken_together(planned: list[Planned]) -> set[int]:
 
 def _taken_from(plan: Planned, primals: list[Any]) -> FakeTensor | None:
     """The tensor of the trace of which an output is a view that is taken again at run time."""
-    if plan.kind is OutputKind.VIEW_OF_INPUT:
+    if plan.kind is b.OutputKind.VIEW_OF_INPUT:
         assert plan.primal is not None
         return primals[plan.primal]  # type: ignore[no-any-return]
-    return plan.base if plan.kind is OutputKind.VIEW_OF_OUTPUT else None
+    return plan.base if plan.kind is b.OutputKind.VIEW_OF_OUTPUT else None
 
 
 def _detached(plan: Planned, primals: list[Any]) -> tuple[int | None, Any]:
@@ -265,9 +252,9 @@ class _Sizes:
     def __init__(self, result: Classified, together: set[int]) -> None:
         self.result = result
         self.together = together
-        self.known: dict[Node, SizeOutput] = {}
+        self.known: dict[Node, b.SizeOutput] = {}
 
-    def replace(self, step: ViewStep) -> ViewStep:
+    def replace(self, step: b.ViewStep) -> b.ViewStep:
         kwargs = tuple((k, self._value(v)) for k, v in step.kwargs)
         args = tuple(self._value(a) for a in step.args)
         of = step.of if step.of is not None and step.of.call in self.together else None
@@ -278,7 +265,7 @@ class _Sizes:
     def _value(self, value: Any) -> Any:
         if isinstance(value, Node):
             if value not in self.known:
-                self.known[value] = SizeOutput(self.result.sizes)
+                self.known[value] = b.SizeOutput(self.result.sizes)
                 self.result.forward.append(value)
                 self.result.sizes += 1
             return self.known[value]

@@ -9,21 +9,7 @@ from typing import Any
 
 import torch
 
-from dovetail_autograd_aot.boundary import (
-    Comparison,
-    Constant,
-    Duplicate,
-    InMemoryOf,
-    InputItself,
-    NewTensor,
-    OutputInfo,
-    OutputKind,
-    Signature,
-    SizeOutput,
-    TensorRef,
-    ViewOf,
-    ViewStep,
-)
+from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.trace.autograd_queries import has_history
 
 aten = torch.ops.aten
@@ -73,13 +59,13 @@ class _UserView(torch.autograd.Function):
         return None, gradient, None
 
 
-def output_maker(info: OutputInfo, signature: Signature) -> Maker:
+def output_maker(info: b.OutputInfo, signature: b.Signature) -> Maker:
     """The function that makes one user output from inputs, forward outputs, earlier outputs; one
     with a version counter that is not its base's takes a base that has it as the only input."""
     if info.counter is not None:
-        assert isinstance(info.step, ViewOf)
-        info = replace(info, step=replace(info.step, base=TensorRef(True, 0)))
-    of_input = info.kind is OutputKind.VIEW_OF_INPUT and info.counter is None
+        assert isinstance(info.step, b.ViewOf)
+        info = replace(info, step=replace(info.step, base=b.TensorRef(True, 0)))
+    of_input = info.kind is b.OutputKind.VIEW_OF_INPUT and info.counter is None
     if info.untracked and info.counter is None and (of_input or not info.lost):
         return _untracked_view(info, signature)
     make = _tracked_maker(info, signature)
@@ -109,7 +95,7 @@ def _before_the_write(written: torch.Tensor, writes: int = 1) -> Iterator[None]:
         torch._C._autograd._unsafe_set_version_counter((written,), (version,))
 
 
-def _view_of_written(make: Maker, info: OutputInfo, most: int) -> Maker:
+def _view_of_written(make: Maker, info: b.OutputInfo, most: int) -> Maker:
     """A view of an input that may have been written to, and `most` times at most (other inputs may
     lie in its memory). If that is itself a view, made under no_grad, eager can only have taken this
     one before the first write: since then autograd refuses to."""
@@ -134,13 +120,13 @@ def _view_of_written(make: Maker, info: OutputInfo, most: int) -> Maker:
     return view
 
 
-def _untracked_view(info: OutputInfo, signature: Signature) -> Maker:
+def _untracked_view(info: b.OutputInfo, signature: b.Signature) -> Maker:
     """A view that is made under no_grad: what it says of its gradient is autograd's answer, as in
     eager (`requires_grad`, and no `.grad` is ever given to it). One of an input, of a time before
     that was written to, autograd refuses."""
     base = info.base
     assert base is not None
-    if info.kind is OutputKind.FRESH:
+    if info.kind is b.OutputKind.FRESH:
 
         def of_nothing(inputs: Sequence[Any], results: Sequence[Any], outputs: CallOutputs) -> Any:
             hidden = results[base].detach().requires_grad_()
@@ -161,32 +147,32 @@ def _untracked_view(info: OutputInfo, signature: Signature) -> Maker:
     return stale if info.lost else untracked
 
 
-def _tracked_maker(info: OutputInfo, signature: Signature) -> Maker:
+def _tracked_maker(info: b.OutputInfo, signature: b.Signature) -> Maker:
     """Interprets a return step."""
     match info.step:
-        case Constant(value):
+        case b.Constant(value):
             return lambda inputs, results, outputs: value
-        case InputItself(primal):
+        case b.InputItself(primal):
             return lambda inputs, results, outputs: inputs[primal]
-        case Duplicate(output):
+        case b.Duplicate(output):
             return lambda inputs, results, outputs: outputs[output]
-        case Comparison(forward, compare, number):
+        case b.Comparison(forward, compare, number):
             return lambda inputs, results, outputs: compare(results[forward], number)
-        case InMemoryOf():
+        case b.InMemoryOf():
             return _in_memory(info, info.step, signature)
-        case NewTensor(forward):
+        case b.NewTensor(forward):
             if info.requires_grad and info.is_leaf:
                 return lambda inputs, results, outputs: results[forward].detach().requires_grad_()
             if info.protected:
                 return _protected_maker(info)
             return lambda inputs, results, outputs: results[forward]
-        case ViewOf(detached=None):
+        case b.ViewOf(detached=None):
             return _view_maker(info, info.step, signature)
-        case ViewOf():
+        case b.ViewOf():
             return _detached_maker(info, info.step, signature)
 
 
-def _view_maker(info: OutputInfo, step: ViewOf, signature: Signature) -> Maker:
+def _view_maker(info: b.OutputInfo, step: b.ViewOf, signature: b.Signature) -> Maker:
     """A view of an input or of a forward output, or of a view of that which is an output."""
     base, from_input, view_of = step.base.index, step.base.is_input, step.view_of
     steps = step.view if view_of is None else step.view[len(signature.outputs[view_of].view) :]
@@ -210,7 +196,7 @@ def _view_maker(info: OutputInfo, step: ViewOf, signature: Signature) -> Maker:
     return regenerate
 
 
-def _protection(info: OutputInfo) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def _protection(info: b.OutputInfo) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """What marks a view as one that autograd lets nobody write to, if it is."""
     kinds = torch._C._autograd.CreationMeta
     if not info.by_user and not info.several:
@@ -225,7 +211,7 @@ def _protection(info: OutputInfo) -> Callable[[torch.Tensor], torch.Tensor] | No
     return protect
 
 
-def _protected_maker(info: OutputInfo) -> Maker:
+def _protected_maker(info: b.OutputInfo) -> Maker:
     """A result as the view of a tensor that nobody else has."""
     base, protect = info.base, _protection(info)
     assert base is not None and protect is not None
@@ -237,7 +223,7 @@ def _protected_maker(info: OutputInfo) -> Maker:
     return protected
 
 
-def _detached_maker(info: OutputInfo, step: ViewOf, signature: Signature) -> Maker:
+def _detached_maker(info: b.OutputInfo, step: b.ViewOf, signature: b.Signature) -> Maker:
     """An output that is no view of its base for autograd."""
     base, from_input = step.base.index, step.base.is_input
     view_of, detached, steps = step.view_of, step.detached, step.view
@@ -259,7 +245,7 @@ def _detached_maker(info: OutputInfo, step: ViewOf, signature: Signature) -> Mak
     return regenerate
 
 
-def _in_memory(info: OutputInfo, step: InMemoryOf, signature: Signature) -> Maker:
+def _in_memory(info: b.OutputInfo, step: b.InMemoryOf, signature: b.Signature) -> Maker:
     """An output whose gradient is its own, but not its memory."""
     own, number, from_input = step.forward, step.base.index, step.base.is_input
     view = make_view(step.view, step.from_base, signature)
@@ -277,23 +263,23 @@ def _in_memory(info: OutputInfo, step: InMemoryOf, signature: Signature) -> Make
     return maker
 
 
-def _real_parts(steps: tuple[ViewStep, ...]) -> tuple[ViewStep, ...]:
+def _real_parts(steps: tuple[b.ViewStep, ...]) -> tuple[b.ViewStep, ...]:
     """Real and imaginary parts as operators of their own: what they are made of does not take a
     lazy conjugate."""
-    found: list[ViewStep] = []
+    found: list[b.ViewStep] = []
     for step in steps:
         last = found[-1] if found else None
         if last is not None and last.op is aten.view_as_real.default:
             if step.op is aten.select.int and any(s.op is aten._conj.default for s in found):
                 part = aten.imag.default if step.args[1] else aten.real.default
-                found[-1] = ViewStep(part, (), grad_mode=step.grad_mode)
+                found[-1] = b.ViewStep(part, (), grad_mode=step.grad_mode)
                 continue
         found.append(step)
     return tuple(found)
 
 
 def make_view(
-    steps: tuple[ViewStep, ...], from_base: bool, signature: Signature
+    steps: tuple[b.ViewStep, ...], from_base: bool, signature: b.Signature
 ) -> Callable[[Any, Sequence[Any], Any, CallOutputs], Any]:
     """The function that leads from an output's base, or a view of it, to the output, given the
     forward outputs for sizes, the base for where the storage is counted from, and the outputs that
@@ -303,7 +289,7 @@ def make_view(
     places = from_base and any(step.op is aten.as_strided.default for step in steps)
 
     def number(value: Any, results: Sequence[Any]) -> Any:
-        if isinstance(value, SizeOutput):
+        if isinstance(value, b.SizeOutput):
             return results[first_size + value.index]
         if isinstance(value, (list, tuple)):
             return [number(v, results) for v in value]

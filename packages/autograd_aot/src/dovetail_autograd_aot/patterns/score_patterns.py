@@ -16,17 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from dovetail_autograd_aot.patterns.attention_steps import (
-    Written,
-    dropped_nothing,
-    fake_of,
-    float_source,
-    is_pure,
-    narrow_source,
-    operands_of,
-    softmax_of,
-    unrepeated,
-)
+from dovetail_autograd_aot.patterns import attention_steps as steps
 from dovetail_autograd_aot.patterns.called_attention import (
     Found,
     Operands,
@@ -74,7 +64,7 @@ def match(
     if found is not None:
         fits = _fits(found, device_type, dtypes) and found.of_few_queries
         return found if fits and (found.mask is not None or found.reads <= MOST_READ) else None
-    factors = operands_of(last)
+    factors = steps.operands_of(last)
     if factors is None:
         return None
     shares, value = factors
@@ -85,13 +75,13 @@ def match(
     product = _product_below(scores)
     if product is None:
         return None
-    written = Written()
-    first = operands_of(product, written)
+    written = steps.Written()
+    first = steps.operands_of(product, written)
     if first is None:
         return None
-    query = narrow_source(first[0])
+    query = steps.narrow_source(first[0])
     key, transposed = _keys(first[1], written.transposed)
-    operands = Operands(query, key, unrepeated(value), transposed)
+    operands = Operands(query, key, steps.unrepeated(value), transposed)
     found = Found(last, operands, empty, product, scores, sums)
     if not _fits(found, device_type, dtypes) or not _find_path(found, readers, order):
         return None
@@ -100,18 +90,18 @@ def match(
 
 def _softmax_in_one(shares: Node) -> tuple[Node, None, set[Node], float] | None:
     """The scores of which `shares` are the softmax, and who reads them for it."""
-    written = Written()
-    node = dropped_nothing(float_source(shares), written)
+    written = steps.Written()
+    node = steps.dropped_nothing(steps.float_source(shares), written)
     if node is None:
         return None
-    softmax = float_source(node)
-    source = softmax_of(softmax, written)
+    softmax = steps.float_source(node)
+    source = steps.softmax_of(softmax, written)
     return None if source is None else (source, None, {softmax}, math.nan)
 
 
 def _softmax_in_parts(shares: Node) -> tuple[Node, Node, set[Node], float] | None:
     """The same of exp(scores - logsumexp(scores)), of which a row of nothing is 0."""
-    node = float_source(shares)
+    node = steps.float_source(shares)
     if node.target is not torch.exp or not isinstance(node.args[0], Node):
         return None
     less = node.args[0]
@@ -135,18 +125,18 @@ def _softmax_in_parts(shares: Node) -> tuple[Node, Node, set[Node], float] | Non
 
 def _keys(node: Node, transposed: bool) -> tuple[Node, bool]:
     """The keys in a right factor, each head once; and whether they are as they are, not turned."""
-    node = narrow_source(node)
+    node = steps.narrow_source(node)
     turned = node.args[1:] in ((-2, -1), (-1, -2), (2, 3), (3, 2))
     if not transposed and node.target in ("transpose", torch.transpose) and turned:
         source = node.args[0]
         if isinstance(source, Node):
-            return unrepeated(narrow_source(source)), True
+            return steps.unrepeated(steps.narrow_source(source)), True
     return node, transposed
 
 
 def _product_below(scores: Node) -> Node | None:
     """The product of which some scores of its size are a function: the only one."""
-    sizes = fake_of(scores)
+    sizes = steps.fake_of(scores)
     if sizes is None:
         return None
     found: set[Node] = set()
@@ -154,11 +144,11 @@ def _product_below(scores: Node) -> Node | None:
     stack = [scores]
     while stack:
         node = stack.pop()
-        value = fake_of(node)
+        value = steps.fake_of(node)
         if node in seen or value is None or value._sizes != sizes._sizes:
             continue
         seen.add(node)
-        if operands_of(node, Written()) is not None:
+        if steps.operands_of(node, steps.Written()) is not None:
             found.add(node)
         else:
             stack.extend(node.all_input_nodes)
@@ -168,7 +158,7 @@ def _product_below(scores: Node) -> Node | None:
 def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bool:
     """Whether there are kernels for such operands, and these gain something."""
     fakes = [
-        fake_of(n)
+        steps.fake_of(n)
         for n in (found.operands.query, found.operands.key, found.operands.value, found.last)
     ]
     if any(f is None or len(f._sizes) != 4 for f in fakes):
@@ -186,7 +176,7 @@ def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bo
     alike = (k._sizes[0], v._sizes[0], v._sizes[1]) == (batch, batch, keys)
     if not alike or tuple(k._sizes[2:]) != turned or not keys or heads % keys:
         return False
-    scores = fake_of(found.scores)
+    scores = steps.fake_of(found.scores)
     if scores is not None and tuple(scores._sizes) != (batch, heads, m, n):
         return False
     if tuple(out._sizes) != (batch, heads, m, e):
@@ -221,7 +211,7 @@ def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool
         if any(user not in (inside if node in ends else reached) for user in node.users):
             return False
     between = [n for n in order if order[found.product] < order[n] < order[found.last]]
-    if any(n not in reached and not is_pure(n) for n in between):
+    if any(n not in reached and not steps.is_pure(n) for n in between):
         return False
     side = {n for node in found.function.path for n in node.all_input_nodes} - reached
     _sink(found, side, order, _barrier(order, found.product))
@@ -247,7 +237,7 @@ def _sink(found: Found, side: Iterable[Node], order: dict[Node, int], barrier: i
 
 
 def _may_sink(node: Node) -> bool:
-    if node.op not in ("call_function", "call_method") or fake_of(node) is None:
+    if node.op not in ("call_function", "call_method") or steps.fake_of(node) is None:
         return False
     return node.target in _SUNK or getattr(node.target, "__name__", "") == _MAPPED
 
@@ -263,4 +253,4 @@ def _is_barrier(node: Node) -> bool:
     makes no difference to functions of places.)"""
     if node.target is torch.amp.autocast_mode._enter_autocast and node.args[2:3] == (False,):
         return False
-    return not is_pure(node)
+    return not steps.is_pure(node)

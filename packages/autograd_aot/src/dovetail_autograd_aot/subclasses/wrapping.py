@@ -26,17 +26,7 @@ from dovetail_prims.wrappers import (
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from dovetail_autograd_aot.subclasses.wrapped_calls import (
-    Carried,
-    InputOutput,
-    Output,
-    PlainOutput,
-    Run,
-    SameOutput,
-    WrappingOutput,
-    run_around,
-    symbolic_in,
-)
+from dovetail_autograd_aot.subclasses import wrapped_calls as calls
 from dovetail_autograd_aot.trace.input_storages import static_inputs, storage_key
 from dovetail_autograd_aot.trace.node_values import SizeReader
 from dovetail_autograd_aot.trace.storage import TraceError
@@ -67,8 +57,8 @@ class Wrapping:
         placeholders = [node for node in self.gm.graph.nodes if node.op == "placeholder"]
         self.sizes = SizeReader([node.meta.get("val") for node in placeholders])
         self.leaves: dict[int, _Leaf] = {}
-        self.outputs: list[Output] = []
-        self.carried: dict[int, Carried] = {}  # by leaf
+        self.outputs: list[calls.Output] = []
+        self.carried: dict[int, calls.Carried] = {}  # by leaf
         self.bumped: list[int] = []
 
     # --- the graph over plain tensors -------------------------------------------------------------
@@ -131,10 +121,10 @@ class Wrapping:
         seen: dict[int, int] = {}
         for number, output in enumerate(outputs):
             if not is_wrapper(output):
-                self.outputs.append(PlainOutput(len(plain)))
+                self.outputs.append(calls.PlainOutput(len(plain)))
                 plain.append(output)
             elif id(output) in seen:
-                self.outputs.append(SameOutput(seen[id(output)]))
+                self.outputs.append(calls.SameOutput(seen[id(output)]))
             else:
                 seen[id(output)] = number
                 try:
@@ -165,18 +155,18 @@ class Wrapping:
             if now != self.layouts[index]:
                 raise TraceError(f"input {index}, a {type(tensor).__name__}, changes its layout")
 
-    def _kind_of(self, output: Any, plain: list[Any]) -> WrappingOutput | InputOutput:
+    def _kind_of(self, output: Any, plain: list[Any]) -> calls.WrappingOutput | calls.InputOutput:
         for index, known in self.leaves.items():
             if output is known.tensor:
-                return InputOutput(index)
+                return calls.InputOutput(index)
             if output._is_view() and output._base is known.tensor:
                 if any(type(s) is not int for s in (*output.shape, *output.stride())):
                     raise TraceError(f"a view of a {type(output).__name__} of symbolic sizes")
-                return InputOutput(index, output)
+                return calls.InputOutput(index, output)
         if output.requires_grad and (output._is_view() or output.is_leaf):
             raise TraceError(f"an output that is a view of a {type(output).__name__}, or a leaf")
         layout, inner = take_apart(output)
-        if not self.sizes.tell(symbolic_in(layout)):
+        if not self.sizes.tell(calls.symbolic_in(layout)):
             raise TraceError(f"a {type(output).__name__} of sizes that only data tells")
         if output.requires_grad:
             if not all(t.is_floating_point() or t.is_complex() for t in inner):
@@ -187,7 +177,7 @@ class Wrapping:
         first = len(plain)
         plain += inner
         results = tuple(range(first, len(plain)))
-        return WrappingOutput(layout, results, output.requires_grad)
+        return calls.WrappingOutput(layout, results, output.requires_grad)
 
     # --- gradients --------------------------------------------------------------------------------
 
@@ -206,9 +196,9 @@ class Wrapping:
         layout, pieces = take_apart(gradient) if is_wrapper(gradient) else (None, [gradient])
         values = tuple(_carrier_of(piece) for piece in pieces)
         sizes = [size for value in values for size in value._sizes if type(size) is not int]
-        if not self.sizes.tell((*sizes, *(() if layout is None else symbolic_in(layout)))):
+        if not self.sizes.tell((*sizes, *(() if layout is None else calls.symbolic_in(layout)))):
             raise TraceError("a gradient of sizes that only data tells, inside of a subclass")
-        self.carried[position] = Carried(index, layout, values)
+        self.carried[position] = calls.Carried(index, layout, values)
         return pieces
 
     def _original_index(self, position: int) -> int:
@@ -222,10 +212,12 @@ class Wrapping:
 
     # --- running ----------------------------------------------------------------------------------
 
-    def around(self, run: Run) -> Callable[..., tuple[Any, ...]]:
+    def around(self, run: calls.Run) -> Callable[..., tuple[Any, ...]]:
         """`run`, the compiled plain graph, made a function of the original inputs and their plain
         parts."""
-        return run_around(run, self.outputs, list(self.carried.values()), self.bumped, self.sizes)
+        return calls.run_around(
+            run, self.outputs, list(self.carried.values()), self.bumped, self.sizes
+        )
 
 
 def _all_apart(values: Sequence[Any]) -> tuple[list[WrapperLayout | None], list[Any]]:
@@ -258,7 +250,7 @@ def _sharing(plain: Sequence[Any]) -> tuple[Any, ...]:
 def compile_around(
     gm: GraphModule,
     example_inputs: Sequence[Any],
-    compile_plain: Callable[[GraphModule, Sequence[Any], Wrapping], Run],
+    compile_plain: Callable[[GraphModule, Sequence[Any], Wrapping], calls.Run],
 ) -> Callable[..., tuple[Any, ...]]:
     """A callable for `gm`, some inputs of which wrap tensors. `compile_plain` compiles the graph
     over plain tensors. Other layouts, and another sharing of memory, are compiled anew."""

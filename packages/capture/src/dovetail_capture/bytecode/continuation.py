@@ -30,6 +30,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, NoReturn
 
 from dovetail_capture._frame_hook import skip_code
+from dovetail_capture.bytecode import continuation_state as state
 from dovetail_capture.bytecode.assembler import (
     NO_POSITIONS,
     Body,
@@ -40,24 +41,6 @@ from dovetail_capture.bytecode.assembler import (
     origin_of_dis_index,
 )
 from dovetail_capture.bytecode.continuation_code import PACKED, CodeMaker
-from dovetail_capture.bytecode.continuation_state import (
-    AFTER_LOOP,
-    HANDLER,
-    HANDLER_COPY,
-    JUMPS,
-    UNSUPPORTED,
-    VALUE,
-    CannotResume,
-    Start,
-    exit_to_handler,
-    exits_after,
-    instruction_group,
-    kind_of,
-    pushes_pair,
-    row_around,
-    slot_name,
-    stores_loop_variable,
-)
 from dovetail_capture.recipe import FrameEnd
 
 _EXCEPT = ("CHECK_EXC_MATCH", "CHECK_EG_MATCH")
@@ -76,7 +59,7 @@ def place_of_errors(body: Body, broken: int, start: int) -> int:
     return broken if left else start
 
 
-def unwinding_code(code: CodeType, start: Start, place: int) -> CodeType | None:
+def unwinding_code(code: CodeType, start: state.Start, place: int) -> CodeType | None:
     """The code of a function that takes a continuation's arguments and an error, which it raises
     as if instruction `place` did; None where no block is to be left."""
     maker = CodeMaker(code, start)
@@ -123,11 +106,11 @@ def _rows_around(body: Body, index: int) -> list[Handler]:
     """The rows of the exception table that an exception comes by which the instruction raises and
     nothing stops."""
     found = []
-    row = row_around(body, index)
+    row = state.row_around(body, index)
     while row is not None:
         assert row.target.origin is not None
         found.append(row)
-        row = row_around(body, row.target.origin)
+        row = state.row_around(body, row.target.origin)
     return found
 
 
@@ -185,7 +168,7 @@ class _Root:
 
     code: CodeType
     origins: tuple[int | None, ...]
-    start: Start
+    start: state.Start
     place: int
 
 
@@ -194,8 +177,8 @@ class ContinuationCache:
 
     def __init__(self) -> None:
         self._roots: dict[int, _Root] = {}
-        self._resumptions: dict[tuple[int, Start], Resumption] = {}
-        self._continuations: dict[tuple[int, Start, int], CodeType] = {}
+        self._resumptions: dict[tuple[int, state.Start], Resumption] = {}
+        self._continuations: dict[tuple[int, state.Start, int], CodeType] = {}
         self._unwindings: dict[int, CodeType | None] = {}
         self._keep: list[CodeType] = []  # the codes whose ids the tables use
 
@@ -229,11 +212,11 @@ class ContinuationCache:
             assert origin is not None
             origin, code = root.origins[origin], root.code
         if origin is None:
-            raise CannotResume("the break lies in the prologue of a continuation")
+            raise state.CannotResume("the break lies in the prologue of a continuation")
         known = {name for name, _ in end.locals_}
         live = tuple(name for name in code.co_varnames if name in known)
         live = tuple(name for name in live if name not in code.co_cellvars)
-        start = Start(origin, tuple(kind_of(item) for item in end.stack), live)
+        start = state.Start(origin, tuple(state.kind_of(item) for item in end.stack), live)
         key = (id(code), start)
         found = self._resumptions.get(key)
         if found is None:
@@ -243,7 +226,7 @@ class ContinuationCache:
             found = replace(found, from_cells=frozenset(), nested=True)
         return found
 
-    def continuation(self, code: CodeType, start: Start, broken: int) -> CodeType:
+    def continuation(self, code: CodeType, start: state.Start, broken: int) -> CodeType:
         """The code that goes on in `code` (a user's) from `start`, after the break at `broken`."""
         body = decode(code)
         place = place_of_errors(body, broken, start.index)
@@ -257,33 +240,33 @@ class ContinuationCache:
         return found
 
 
-def _make_resumption(cache: ContinuationCache, code: CodeType, start: Start) -> Resumption:
+def _make_resumption(cache: ContinuationCache, code: CodeType, start: state.Start) -> Resumption:
     body = decode(code)
-    first, last = instruction_group(body, start.index)
+    first, last = state.instruction_group(body, start.index)
     name = body.instructions[last].name
-    if name in UNSUPPORTED:
-        raise CannotResume(f"a break at {name} is not resumed")
-    if name == "LOAD_FAST_AND_CLEAR" and not slot_name(code, body.instructions[last].arg):
-        raise CannotResume(
+    if name in state.UNSUPPORTED:
+        raise state.CannotResume(f"a break at {name} is not resumed")
+    if name == "LOAD_FAST_AND_CLEAR" and not state.slot_name(code, body.instructions[last].arg):
+        raise state.CannotResume(
             "a comprehension sets a cell aside, as a function closes over its variable"
         )
-    start = Start(first, start.kinds, start.locals_)
-    exits = exits_after(code, body, start, last)
-    caught = exit_to_handler(body, start)
+    start = state.Start(first, start.kinds, start.locals_)
+    exits = state.exits_after(code, body, start, last)
+    caught = state.exit_to_handler(body, start)
     maker = CodeMaker(code, start)
     positions = maker.original[last].positions
     tails: list[Instruction] = []
     for leaving in exits:
         tail = _tail(maker, cache.continuation(code, leaving.start, last), leaving.start, positions)
         if leaving.is_jump and maker.original[last].name == "FOR_ITER":
-            tail = [*(Instruction(name, 0, None, positions) for name in AFTER_LOOP), *tail]
+            tail = [*(Instruction(name, 0, None, positions) for name in state.AFTER_LOOP), *tail]
         tails += tail
         if not leaving.is_jump:
-            if maker.original[last].name in JUMPS:  # the tail takes its place
+            if maker.original[last].name in state.JUMPS:  # the tail takes its place
                 maker.original[last].name, maker.original[last].target = "NOP", None
             native = [] if last > first else _as_plain_load(maker.original[last])
             jump = Instruction("JUMP_FORWARD", 0, tail[0], positions)
-            end = last + stores_loop_variable(body, last)
+            end = last + state.stores_loop_variable(body, last)
             where = maker.body.instructions.index(maker.original[end]) + 1
             where += body.instructions[last].name in PACKED  # it was split in two
             maker.body.instructions[where:where] = [*native, jump]
@@ -326,7 +309,7 @@ def _same_row(left: Handler, right: Handler) -> bool:
 def _as_plain_load(instruction: Instruction) -> list[Instruction]:
     """Make a method load a plain attribute load, and give what pushes its NULL after it: only
     then is it known beforehand which of the two slots is NULL."""
-    if not pushes_pair(instruction) or instruction.name == "LOAD_GLOBAL":
+    if not state.pushes_pair(instruction) or instruction.name == "LOAD_GLOBAL":
         return []
     if instruction.name == "LOAD_METHOD":
         instruction.name = "LOAD_ATTR"
@@ -339,7 +322,7 @@ def _as_plain_load(instruction: Instruction) -> list[Instruction]:
 
 
 def _tail(
-    maker: CodeMaker, continuation: CodeType, start: Start, positions: Positions
+    maker: CodeMaker, continuation: CodeType, start: state.Start, positions: Positions
 ) -> list[Instruction]:
     """Take the stack apart and return `Resume((continuation, *locals, *stack))`. (The class and
     the continuation are constants: as locals, `dir()` would name them to the user's code.)"""
@@ -349,15 +332,15 @@ def _tail(
         code.append(Instruction(name, arg, None, positions or NO_POSITIONS))
 
     for place, kind in reversed(list(enumerate(start.kinds))):
-        if kind == HANDLER_COPY:
+        if kind == state.HANDLER_COPY:
             emit("POP_TOP")
             continue
-        if kind == HANDLER:  # exchange the exception being handled with None, to get at it
+        if kind == state.HANDLER:  # exchange the exception being handled with None, to get at it
             emit("LOAD_CONST", maker.constant(None))
             emit("PUSH_EXC_INFO")
             emit("POP_TOP")
         emit("STORE_FAST", maker.slot(f".n{place}"))  # of a NULL this only unbinds the name
-        if kind == HANDLER:
+        if kind == state.HANDLER:
             emit("POP_EXCEPT")
     marker = maker.constant(Resume)
     if sys.version_info >= (3, 13):
@@ -369,7 +352,9 @@ def _tail(
     code += maker.function(continuation, positions or NO_POSITIONS)
     for name in start.locals_:
         emit("LOAD_FAST", maker.slot(name))
-    stack = [place for place, kind in enumerate(start.kinds) if kind in (VALUE, HANDLER)]
+    stack = [
+        place for place, kind in enumerate(start.kinds) if kind in (state.VALUE, state.HANDLER)
+    ]
     for place in stack:
         emit("LOAD_FAST", maker.slot(f".n{place}"))
         emit("DELETE_FAST", maker.slot(f".n{place}"))

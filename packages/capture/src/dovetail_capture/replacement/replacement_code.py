@@ -19,26 +19,12 @@ from typing import Any
 import torch
 
 from dovetail_capture import rebuild
+from dovetail_capture import recipe as r
 from dovetail_capture._frame_hook import Bound, set_attribute, skip_code
 from dovetail_capture.bytecode.assembler import encode_lines
 from dovetail_capture.bytecode.continuation import Resume, Resumption, leave_blocks
 from dovetail_capture.captured_frame import CapturedFrame, GraphInput, ValueChecks
 from dovetail_capture.environment.torch_state import SettingOfGraph
-from dovetail_capture.recipe import (
-    DelAttr,
-    Effect,
-    Fetch,
-    FrameEnd,
-    HandledHere,
-    Recipe,
-    ReplaceContents,
-    RunCall,
-    SetAttr,
-    SetCell,
-    SetGlobal,
-    UnderLock,
-    below,
-)
 from dovetail_capture.replacement.replacement_values import PLACEHOLDER, ValueWriter, in_pairs
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
@@ -89,10 +75,10 @@ class _FrameWriter(ValueWriter):
         super().__init__(code)
         self._unwinding, self._leave = unwinding, leave
 
-    def effect(self, effect: Effect) -> None:
+    def effect(self, effect: r.Effect) -> None:
         """One statement that replays an effect."""
         match effect:
-            case SetAttr(target, name, value, raw):
+            case r.SetAttr(target, name, value, raw):
                 where = self.value(target)
                 if raw:
                     setter = self.constant(set_attribute)
@@ -100,30 +86,30 @@ class _FrameWriter(ValueWriter):
                 else:
                     setter = self.constant(setattr)
                     self.emit(f"{setter}({where}, {name!r}, {self.value(value)})")
-            case DelAttr(target, name, raw):
+            case r.DelAttr(target, name, raw):
                 deleter = self.constant(rebuild.del_attribute if raw else delattr)
                 self.emit(f"{deleter}({self.value(target)}, {name!r})")
-            case ReplaceContents(target, kind, items):
+            case r.ReplaceContents(target, kind, items):
                 replacer = self.constant(rebuild.REPLACERS[kind])
                 where, parts = self.value(target), self.values(items)
                 if rebuild.REPLACERS[kind] in (rebuild.replace_dict, rebuild.set_items):
                     parts = [f"({pair})" for pair in in_pairs(parts, ", ")]
                 self.emit(f"{replacer}({where}, [{', '.join(parts)}])")
-            case SetGlobal(globals_, name, value):
+            case r.SetGlobal(globals_, name, value):
                 place = self.value(globals_)
                 if value is None:  # it may never have been there: made and deleted in the frame
                     self.emit(f"{place}.pop({name!r}, None)")
                 else:
                     self.emit(f"{place}[{name!r}] = {self.value(value)}")
-            case SetCell(cell, value):
+            case r.SetCell(cell, value):
                 place = f"{self.value(cell)}.cell_contents"
                 if value is None:
                     self.emit(f"del {place}")
                 else:
                     self.emit(f"{place} = {self.value(value)}")
-            case RunCall(call):
+            case r.RunCall(call):
                 self.value(call)
-            case UnderLock(lock, effects):
+            case r.UnderLock(lock, effects):
                 self.emit(f"with {self.value(lock)}:")
                 self.indent += "    "
                 self.emit("pass")
@@ -142,15 +128,15 @@ class _FrameWriter(ValueWriter):
         resumption: Resumption | None,
     ) -> None:
         """All statements, in the order the module's docstring gives."""
-        roots: list[Recipe | Effect | FrameEnd] = [*frame.after.effects, frame.end]
-        recipes = below([*frame.before.draws, *roots], self.uses)
+        roots: list[r.Recipe | r.Effect | r.FrameEnd] = [*frame.after.effects, frame.end]
+        recipes = r.below([*frame.before.draws, *roots], self.uses)
         for one in frame.before.settings:
             self.emit(f"{self.constant(one.write)}({self.constant(one.value)})")
         for place, call in enumerate(frame.before.draws):
             self.emit(f"_dt_draw{place} = {self.call(call)}")
             self.temporaries.append(f"_dt_draw{place}")
         for recipe in recipes:
-            if isinstance(recipe, Fetch):
+            if isinstance(recipe, r.Fetch):
                 self.source(recipe.source)
         if frame.graph is not None:
             if compiled is None:
@@ -270,7 +256,7 @@ class _FrameWriter(ValueWriter):
             parts.append(f"**{rest.pop(0)[1]}")
         return ", ".join(parts)
 
-    def _resume(self, end: FrameEnd, resumption: Resumption) -> None:
+    def _resume(self, end: r.FrameEnd, resumption: Resumption) -> None:
         locals_ = dict(end.locals_)
         cells = dict(end.cells)
         closure: list[str] = []
@@ -283,7 +269,7 @@ class _FrameWriter(ValueWriter):
                 closure.append(f"{self.constant(CellType)}()")
         arguments = [self.value(locals_[name]) for name in resumption.locals_]
         for item in end.stack:
-            error = item.error if isinstance(item, HandledHere) else item
+            error = item.error if isinstance(item, r.HandledHere) else item
             if error is not None:
                 arguments.append(self.value(error))
         where = "()"

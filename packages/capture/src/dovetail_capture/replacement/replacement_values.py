@@ -14,21 +14,9 @@ from dovetail_guards.iterators import READERS
 from torch import from_numpy
 
 from dovetail_capture import rebuild
+from dovetail_capture import recipe as r
 from dovetail_capture.interpreter.values.computed_sources import DrawSource, PlainSource, as_plain
 from dovetail_capture.interpreter.values.tensors import ArraySource
-from dovetail_capture.recipe import (
-    Build,
-    CallFunction,
-    Const,
-    Fetch,
-    GetAttr,
-    GraphOutput,
-    NewCell,
-    NewEmpty,
-    NewFunction,
-    NewObject,
-    Recipe,
-)
 
 _VARARGS, _VARKEYWORDS = 0x04, 0x08
 PLACEHOLDER = "<dovetail constant {}: {}>"
@@ -175,14 +163,14 @@ class ValueWriter:
 
     # --- values ----------------------------------------------------------------------------------
 
-    def value(self, recipe: Recipe) -> str:
+    def value(self, recipe: r.Recipe) -> str:
         """An expression for a rebuilt value; what is used twice is built once."""
         known = self._values.get(id(recipe))
         if known is not None:
             return known
         expression = self._rebuild(recipe)
-        lasting = isinstance(recipe, (Const, Fetch, GraphOutput))
-        in_order = isinstance(recipe, (GetAttr, CallFunction))  # what they run must not move
+        lasting = isinstance(recipe, (r.Const, r.Fetch, r.GraphOutput))
+        in_order = isinstance(recipe, (r.GetAttr, r.CallFunction))  # what they run must not move
         if not lasting and (in_order or self.uses.get(id(recipe), 0) > 1):
             expression = self.assign(expression)
             lasting = True
@@ -190,33 +178,33 @@ class ValueWriter:
             self._values[id(recipe)] = expression
         return expression
 
-    def values(self, recipes: Sequence[Recipe]) -> list[str]:
+    def values(self, recipes: Sequence[r.Recipe]) -> list[str]:
         """Expressions for several rebuilt values, in order."""
         return [self.value(recipe) for recipe in recipes]
 
-    def _rebuild(self, recipe: Recipe) -> str:
+    def _rebuild(self, recipe: r.Recipe) -> str:
         match recipe:
-            case Const(value):
+            case r.Const(value):
                 return self.constant(value)
-            case Fetch(source):
+            case r.Fetch(source):
                 return self.source(source)
-            case GraphOutput(index):
+            case r.GraphOutput(index):
                 return f"_dt_out{index}"
-            case Build(kind, items):
+            case r.Build(kind, items):
                 return self.build(kind, self.values(items))
-            case NewEmpty(kind):
+            case r.NewEmpty(kind):
                 return f"{self.constant(rebuild_kind(kind))}()"
-            case NewObject(cls, base, args):
+            case r.NewObject(cls, base, args):
                 new = f"{self.constant(base)}.__new__"
                 return f"{new}({', '.join([self.constant(cls), *self.values(args)])})"
-            case CallFunction():
+            case r.CallFunction():
                 return self.call(recipe)
-            case GetAttr(base, name):
+            case r.GetAttr(base, name):
                 return self.attribute(self.value(base), name)
-            case NewCell(content):
+            case r.NewCell(content):
                 cell = self.constant(CellType)
                 return f"{cell}()" if content is None else f"{cell}({self.value(content)})"
-            case NewFunction():
+            case r.NewFunction():
                 return self._function(recipe)
         raise TypeError(f"replacement code cannot rebuild a {type(recipe).__name__}")
 
@@ -238,7 +226,7 @@ class ValueWriter:
                 return "{" + ", ".join(in_pairs(items, ": ")) + "}"
         raise TypeError(f"replacement code cannot build a {kind!r}")
 
-    def call(self, recipe: CallFunction) -> str:
+    def call(self, recipe: r.CallFunction) -> str:
         """An expression for a call."""
         parts = [self.value(recipe.fn), *self.values(recipe.args)]
         function, arguments = parts[0], parts[1:]
@@ -249,7 +237,7 @@ class ValueWriter:
             arguments.append(f"**{{{inner}}}")
         return f"{function}({', '.join(arguments)})"
 
-    def _function(self, recipe: NewFunction) -> str:
+    def _function(self, recipe: r.NewFunction) -> str:
         parts = [
             self.constant(recipe.code),
             self.value(recipe.globals_),

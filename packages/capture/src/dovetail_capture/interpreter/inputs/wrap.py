@@ -16,17 +16,7 @@ from typing import Any
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import iterators
-from dovetail_guards.source import (
-    AttrSource,
-    CellContentsSource,
-    ClosureCellSource,
-    ClosureSource,
-    ItemSource,
-    IteratorSource,
-    LocalSource,
-    ObjectSource,
-    Source,
-)
+from dovetail_guards import source as s
 
 from dovetail_capture.interpreter.inputs.wrap_containers import (
     Wrapper,
@@ -67,7 +57,7 @@ from dovetail_capture.skip import module_of
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque)
 
 
-def wrap(session: Session, real: Any, source: Source) -> Value:
+def wrap(session: Session, real: Any, source: s.Source) -> Value:
     """The value of a pre-existing object."""
     cls = type(real)
     wrapper = _WRAPPERS.get(cls) or session.objects.wrappers.get(cls)
@@ -105,7 +95,7 @@ def _wrapper_for(real: Any, cls: type) -> Wrapper:
     return _object
 
 
-def _tensor(session: Session, real: torch.Tensor, source: Source) -> Value:
+def _tensor(session: Session, real: torch.Tensor, source: s.Source) -> Value:
     """A tensor: an input of the graph, if a graph can have it. A sparse or quantized one is an
     object: what is done with it breaks the graph, where it is done."""
     own = type(real) not in (torch.Tensor, torch.nn.Parameter)
@@ -116,11 +106,11 @@ def _tensor(session: Session, real: torch.Tensor, source: Source) -> Value:
     return _object(session, real, source)
 
 
-def _equality(session: Session, real: Any, source: Source) -> Value:
+def _equality(session: Session, real: Any, source: s.Source) -> Value:
     return session.inputs.constant(real, source)
 
 
-def _identity(session: Session, real: Any, source: Source) -> Value:
+def _identity(session: Session, real: Any, source: s.Source) -> Value:
     session.guards.pin(source, real)
     known = session.objects.known.get(id(real))
     if known is None:
@@ -128,17 +118,17 @@ def _identity(session: Session, real: Any, source: Source) -> Value:
     return known
 
 
-def _is_passed(source: Source) -> bool:
+def _is_passed(source: s.Source) -> bool:
     """Does the object come from the frame's arguments or closure, maybe in a container?"""
-    while isinstance(source, (ItemSource, CellContentsSource, IteratorSource)) or (
-        isinstance(source, AttrSource)
+    while isinstance(source, (s.ItemSource, s.CellContentsSource, s.IteratorSource)) or (
+        isinstance(source, s.AttrSource)
         and source.name in ("__closure__", "__func__", "__defaults__", "__kwdefaults__")
     ):
         source = source.base
-    return isinstance(source, (LocalSource, ClosureSource))
+    return isinstance(source, (s.LocalSource, s.ClosureSource))
 
 
-def _function(session: Session, real: types.FunctionType, source: Source) -> Value:
+def _function(session: Session, real: types.FunctionType, source: s.Source) -> Value:
     """A function. One that is made anew by each call of the function around it is known by its
     code, defaults and closure, where it is passed, or where an object that keeps it had another
     in another call; any other by its identity."""
@@ -181,7 +171,7 @@ def _function(session: Session, real: types.FunctionType, source: Source) -> Val
     return remember(session, real, value)
 
 
-def _generator(session: Session, real: torch.Generator, source: Source) -> Value:
+def _generator(session: Session, real: torch.Generator, source: s.Source) -> Value:
     """A generator of random numbers. One that is passed, another in each call maybe, is known by
     its device."""
     if not _is_passed(source):
@@ -190,7 +180,7 @@ def _generator(session: Session, real: torch.Generator, source: Source) -> Value
     return _object(session, real, source)
 
 
-def _builtin_method(session: Session, real: Any, source: Source) -> Value:
+def _builtin_method(session: Session, real: Any, source: s.Source) -> Value:
     """`tensor.add`, `items.append`, `MyFunction.apply` and their like: a method of a C type bound
     to an object or a class."""
     receiver = real.__self__
@@ -211,7 +201,7 @@ def _builtin_method(session: Session, real: Any, source: Source) -> Value:
     return value
 
 
-def _array(session: Session, real: Any, source: Source) -> Value:
+def _array(session: Session, real: Any, source: s.Source) -> Value:
     """A NumPy array: in the graph it is the tensor over its memory. One that torch has no tensor
     for is an object: what is done with it breaks the graph, where it is done."""
     seen = known(session, real, source)
@@ -241,7 +231,7 @@ def _tensor_over(real: Any) -> torch.Tensor | None:
     return None if tensor.dtype in FEW_KERNELS else tensor
 
 
-def _method(session: Session, real: Any, source: Source) -> Value:
+def _method(session: Session, real: Any, source: s.Source) -> Value:
     guard_type(session, real, source)
     return BoundMethod(
         wrap(session, real.__func__, session.sources.attr(source, "__func__")),
@@ -250,18 +240,18 @@ def _method(session: Session, real: Any, source: Source) -> Value:
     )
 
 
-def _cell(session: Session, real: Any, source: Source) -> Value:
+def _cell(session: Session, real: Any, source: s.Source) -> Value:
     known = session.objects.known.get(id(real))
     if isinstance(known, CellValue):
         # Guards cannot speak of the frame's own cells, only of their contents.
-        if isinstance(known.source, ClosureCellSource) and isinstance(known.content, Lazy):
+        if isinstance(known.source, s.ClosureCellSource) and isinstance(known.content, Lazy):
             session.guards.same(known.content.source, session.sources.cell(source))
         return known
     return remember(session, real, cell_value(session, real, source))
 
 
 def cell_value(
-    session: Session, real: Any, source: Source, content_source: Source | None = None
+    session: Session, real: Any, source: s.Source, content_source: s.Source | None = None
 ) -> CellValue:
     """The value of a pre-existing cell."""
     try:
@@ -271,7 +261,7 @@ def cell_value(
     return CellValue(Lazy(content, content_source or session.sources.cell(source)), source, real)
 
 
-def _object(session: Session, real: Any, source: Source) -> Value:
+def _object(session: Session, real: Any, source: s.Source) -> Value:
     known = session.objects.known.get(id(real))
     if known is not None and known.source is not None:
         if (
@@ -292,7 +282,7 @@ def _object(session: Session, real: Any, source: Source) -> Value:
             "read what is needed of it before the compiled function runs",
         )
     value = ObjectValue(cls, real, source)
-    if type(source) is ObjectSource:
+    if type(source) is s.ObjectSource:
         value.pinned = True
     elif isinstance(real, torch.nn.Module) and not session.inputs.is_replaced(source):
         session.guards.pin(source, real)
@@ -323,7 +313,7 @@ def _object(session: Session, real: Any, source: Source) -> Value:
     return remember(session, real, value)
 
 
-def _weak_proxy(session: Session, real: Any, source: Source) -> Value:
+def _weak_proxy(session: Session, real: Any, source: s.Source) -> Value:
     """A `weakref.proxy`, of which nothing is asked here: its target would answer, or be gone."""
     known = session.objects.known.get(id(real))
     if known is not None and known.source is not None:
@@ -335,7 +325,7 @@ def _weak_proxy(session: Session, real: Any, source: Source) -> Value:
     return remember(session, real, value)
 
 
-def _thread_local(session: Session, real: threading.local, source: Source) -> Value:
+def _thread_local(session: Session, real: threading.local, source: s.Source) -> Value:
     """Its attributes are in a dictionary of this thread, which guards find as Python does: where
     another thread asks first, they run `__init__`, as the compiled code would that reads it."""
     guard_type(session, real, source)

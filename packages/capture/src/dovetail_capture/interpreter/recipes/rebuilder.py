@@ -22,6 +22,7 @@ from dovetail_capture.interpreter.recipes import object_recipes
 from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.session.ledgers import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.values import functions as f
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
@@ -31,17 +32,6 @@ from dovetail_capture.interpreter.values.containers import (
     SetValue,
     SliceValue,
     TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    CellValue,
-    FunctionValue,
-    HandleValue,
-    IteratorValue,
-    NativeMethod,
-    SuperValue,
-    TracebackValue,
-    TransformValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, TokenValue
 from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
@@ -65,7 +55,7 @@ class Rebuilder:
         self._open: set[int] = set()
         self._keep_alive: list[Value] = []
         self.positions: dict[Node, int] = {}
-        self.at_places: list[tuple[r.Recipe, IteratorValue]] = []
+        self.at_places: list[tuple[r.Recipe, f.IteratorValue]] = []
         self._called: dict[int, r.Recipe] = {}
         self._holders: dict[int, Value] = {}  # what existed before, by the ids of sources
         self._remakes_classes = False
@@ -231,35 +221,35 @@ class Rebuilder:
             return r.Build("slice", self.recipes((item.start, item.stop, item.step)))
         if isinstance(item, ObjectValue):
             return object_recipes.object_recipe(self, item)
-        if isinstance(item, BoundMethod):
+        if isinstance(item, f.BoundMethod):
             parts = (self.recipe(item.function), self.recipe(item.receiver))
             return r.CallFunction(r.Const(types.MethodType), parts)
-        if isinstance(item, NativeMethod):
+        if isinstance(item, f.NativeMethod):
             return object_recipes.native_method_recipe(self, item)
-        if isinstance(item, SuperValue):
+        if isinstance(item, f.SuperValue):
             self.check_lasts(item.cls)
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
         if isinstance(item, DictView):
             return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
-        if isinstance(item, TracebackValue):
+        if isinstance(item, f.TracebackValue):
             return r.GetAttr(self.recipe(item.error), "__traceback__")
-        if isinstance(item, CellValue):
+        if isinstance(item, f.CellValue):
             return self._cell(item)
-        if isinstance(item, FunctionValue):
+        if isinstance(item, f.FunctionValue):
             return self._function(item)
-        if isinstance(item, TransformValue) and item.inner is None:
+        if isinstance(item, f.TransformValue) and item.inner is None:
             options = tuple((name, r.Const(option)) for name, option in item.options.items())
             transform = r.Const(item.transform)
             return r.CallFunction(transform, (self.recipe(item.function),), options)
-        if isinstance(item, IteratorValue) and (item.plain or item.over is not None):
+        if isinstance(item, f.IteratorValue) and (item.plain or item.over is not None):
             return object_recipes.iterator_recipe(self, item)
         if isinstance(item, GeneratorValue) and item.finished:
             return r.CallFunction(r.Const(rebuild.ended_generator), (r.Const(item.frame.code),))
-        if isinstance(item, HandleValue) and item.late is not None and not item.removed:
+        if isinstance(item, f.HandleValue) and item.late is not None and not item.removed:
             if self._calls:
                 raise CannotRebuild(f"{item.describe()} which a hook keeps", item.born)
             return self.call_for_effect(item.late)
-        kinds = (IteratorValue, GeneratorValue, TransformValue, HandleValue, TokenValue)
+        kinds = (f.IteratorValue, GeneratorValue, f.TransformValue, f.HandleValue, TokenValue)
         made = isinstance(item, kinds)
         born = item.born if made else 0  # type: ignore[attr-defined]
         raise CannotRebuild(item.describe(), born)
@@ -354,13 +344,13 @@ class Rebuilder:
             flat += (self.recipe(key), self.recipe(value))
         self.effects.append(r.ReplaceContents(target, kind, tuple(flat)))
 
-    def _cell(self, item: CellValue) -> r.Recipe:
+    def _cell(self, item: f.CellValue) -> r.Recipe:
         new = self.remember(item, r.NewCell())
         if item.content is not None:
             self.effects.append(r.SetCell(new, self.recipe(item.content)))
         return new
 
-    def _function(self, item: FunctionValue) -> r.Recipe:
+    def _function(self, item: f.FunctionValue) -> r.Recipe:
         defaults = r.Build("tuple", self.recipes(item.defaults)) if item.defaults else None
         kwdefaults = None if item.kwdefaults is None else self.recipe(item.kwdefaults)
         new = r.NewFunction(
