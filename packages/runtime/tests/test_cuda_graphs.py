@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -14,9 +16,12 @@ from dovetail_runtime import (
     Allocate,
     CallAten,
     CopyInto,
+    Free,
     Plan,
     PlanInput,
     Ref,
+    SizeExpr,
+    SymbolBinding,
     TensorSpec,
     View,
     load,
@@ -84,7 +89,7 @@ class CpuPool(GraphPool):
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.lock = threading.RLock()
-        self.bytes = 0
+        self.taken = WeakKeyDictionary()
         self.graphs: list[Again] = []
 
     def is_capturing(self) -> bool:
@@ -318,20 +323,57 @@ def test_inputs_given_away_are_dropped_after_a_replay() -> None:
     assert call.pool.replays == 4
 
 
+def taken(pool: GraphPool) -> int:
+    return pool.bytes_with(0, 0)
+
+
 def test_memory_is_counted_and_given_back() -> None:
     call = Caller(held=())
     for _ in range(3):
         call()
-    first = call.pool.bytes
+    pool = call.pool
+    first = taken(pool)
     assert first >= 4 * 16
     call.w = torch.randn(4)
     call()
     call()
-    assert call.pool.bytes == first
+    assert taken(pool) == first
+    del call
+    gc.collect()
+    assert taken(pool) == 0  # with the last call of it
     budget = GraphedArtifact(load(plan()), CpuPool(), RecordingPolicy(memory_budget=15))
     for _ in range(3):
         budget(*torch.ones(3, 4).unbind())
     assert budget.recorded == 0 and "exceed the budget of 15" in budget.skips()[0]
+
+
+def of_any_size() -> Plan:
+    """x - x, beside four rows of memory."""
+    n = SizeExpr("sym", ("n",))
+    one = replace(SPEC, shape=(n,))
+    return Plan(
+        "any", "cpu", (PlanInput("x", one),), (SymbolBinding("n", 0, 0),), (), (),
+        (
+            Allocate("four", replace(SPEC, shape=(4, n), stride=(n, 1)), None),
+            CallAten("aten::zero_", (Ref("four"),)),
+            Free(("four",)),
+            Allocate("o", one, None),
+            CallAten("aten::sub.out", (Ref("x"), Ref("x")), (("out", Ref("o")),)),
+        ),
+        (), ("o",),
+    )  # fmt: skip
+
+
+def test_graphs_of_symbolic_sizes_count_what_they_work_in() -> None:
+    """The largest of them, as they run one after the other; and each one's results."""
+    pool = CpuPool()
+    graphed = GraphedArtifact(load(of_any_size()), pool, RecordingPolicy(memory_budget=4000))
+    for size in (50, 100, 200):
+        x = torch.ones(size)
+        for _ in range(3):
+            graphed(x)
+    assert graphed.recorded == 2 and taken(pool) == 4 * (50 + 100 + 4 * 100)
+    assert "exceed the budget of 4000" in graphed.skips()[0]
 
 
 def refused(change: Callable[[Plan], Plan]) -> str:

@@ -268,7 +268,6 @@ class GraphedArtifact:
     def _recorded_anew(self, shapes: _Shapes, inputs: tuple[Input, ...]) -> Recording | None:
         assert shapes.recording is not None
         shapes.watch.moving = frozenset(shapes.recording.copied)
-        self.pool.bytes -= shapes.recording.bytes
         shapes.recording = None
         shapes.moved = {}
         return self._recorded(shapes, inputs)

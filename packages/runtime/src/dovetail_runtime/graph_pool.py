@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -46,10 +47,16 @@ class GraphPool:
         self._workplace = workplace_for(self, self.device)
         self.stream = self._workplace.stream
         self.lock = threading.RLock()
-        self.bytes = 0  # of what recordings hold on to
-        self._shared_bytes = 0  # that they work in, one after the other
+        # Of what holds a graph: the bytes that are its own, and those that it works in.
+        self.taken: WeakKeyDictionary[object, tuple[int, int]] = WeakKeyDictionary()
+        self._shared_bytes = 0  # that graphs work in, one after the other
         self._last: torch.cuda.Stream | None = None
         self._last_raw: int | None = None
+
+    def bytes_with(self, own: int, work: int) -> int:
+        """What all graphs that are alive and a further one take."""
+        taken = [(own, work), *self.taken.values()]
+        return sum(own for own, _ in taken) + max(work for _, work in taken)
 
     def is_capturing(self) -> bool:
         """Whether the caller is recording a graph of his own."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
+from dovetail_runtime.footprint import footprint
 from dovetail_runtime.graph_pool import (
     GraphPool,
     Input,
@@ -24,7 +25,7 @@ from dovetail_runtime.graph_pool import (
     mutated_inputs,
 )
 from dovetail_runtime.native import executor_module
-from dovetail_runtime.plan import Plan
+from dovetail_runtime.sizes import bind_symbols
 
 # More inputs that move than this are copied by one kernel for all, the others one by one.
 _MOST_SINGLE_COPIES = 4
@@ -156,7 +157,6 @@ class Recording:
         inputs: Sequence[Input],
         stays: Sequence[int],
         mutated: Sequence[int],
-        memory: int,
         kept_bytes: int,
     ) -> None:
         copied, outputs, held = capture.copied, capture.outputs, capture.held
@@ -166,7 +166,6 @@ class Recording:
         self.stays = tuple(stays)
         self.addresses = tuple(address(inputs[i]) for i in stays)
         self.mutated = mutated
-        self.bytes = memory
         memories = _Memories(inputs, copied)
         shown = {i: memories.shown(o, i in held) for i, o in enumerate(outputs)}
         self._elsewhere = {i: s for i, s in shown.items() if isinstance(s, _Same | _ViewOf)}
@@ -319,20 +318,20 @@ def record(
             )
         own = [copied.get(i, value) for i, value in enumerate(inputs)]
         outputs = pool.warm_up(artifact, own)
-        wanted = byte_count([*copied.values(), *outputs]) + _slab_bytes(artifact.plan)
-        budget = policy.memory_budget
-        if budget is not None and pool.bytes + wanted > budget:
-            raise RuntimeError(
-                f"{wanted} bytes beside the {pool.bytes} of other graphs exceed the budget of "
-                f"{budget}"
-            )
+        symbols = bind_symbols(artifact.plan.symbols, own)
+        work = footprint(artifact.plan, symbols, range(len(outputs))).without_results
+        taken = byte_count([*copied.values(), *outputs]), work
+        wanted, budget = pool.bytes_with(*taken), policy.memory_budget
+        if budget is not None and wanted > budget:
+            raise RuntimeError(f"{wanted} bytes, of all graphs, exceed the budget of {budget}")
         held = policy.handed_out(outputs) - set(copied_out)
         del outputs
         graph, results = pool.capture(artifact, own, held)
-    pool.bytes += wanted
     capture = _Capture(graph, copied, results, held)
     mutated = mutated_inputs(artifact.plan)
-    return Recording(capture, inputs, sorted(stays), mutated, wanted, policy.kept_bytes)
+    made = Recording(capture, inputs, sorted(stays), mutated, policy.kept_bytes)
+    pool.taken[made] = taken
+    return made
 
 
 def byte_count(values: Iterable[Value]) -> int:
@@ -343,11 +342,6 @@ def byte_count(values: Iterable[Value]) -> int:
 def address(value: Input) -> int:
     """Of a tensor's first element; an int is its own."""
     return value.data_ptr() if isinstance(value, torch.Tensor) else value
-
-
-def _slab_bytes(plan: Plan) -> int:
-    """Of sizes that are known before a call."""
-    return sum(size for _, size in plan.slab_bytes if isinstance(size, int))
 
 
 def _copy_of(value: torch.Tensor) -> torch.Tensor:
