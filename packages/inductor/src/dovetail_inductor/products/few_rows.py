@@ -51,13 +51,12 @@ WORTH_PARTS, LONG, LEAST_PART, MOST_PARTS = 1536, 8192, 256, 16
 # So many of the multiprocessors are enough: twice as many parts, in as little time at best, are
 # twice the sums that go through memory.
 BUSY = 15 / 16
-# Of one row: how many numbers of it a thread multiplies at least, and by the bits of weights how
-# deep a tile is at most and how many columns a program has.
-ROW_NUMBERS = 32
-ROW_TILES = ((4, 8192, 8), (64, 8192, 2))
+# Of one row, by the bits of weights: how deep a tile is at most, how many columns a program has and
+# how many numbers of the row a thread multiplies at least.
+ROW_TILES = ((4, 8192, 8, 16), (64, 8192, 2, 32))
 # Bytes of weights to be read before the row is there. Of more, what the kernel before reads would
 # come later: all of it waits for a norm's row (an H100, decoding.py).
-MOST_EARLY = 1 << 24
+MOST_EARLY = 18 << 20
 
 
 def multiply_few_rows(
@@ -104,16 +103,18 @@ def multiply_few_rows(
 
 
 def read_early(graph: KernelGraph, memory: MemoryPlan) -> KernelGraph:
-    """Let products behind kernels that are none read weights which no launch writes before those
-    kernels have ended, which keep the memory less busy."""
+    """Let products behind kernels that are none, or that make the row themselves, read weights
+    which no launch writes before those kernels have ended, which keep the memory less busy."""
     written = set(memory.written_over.values()).union(*map(writes_of, graph.steps))
     steps: list[Step] = []
     for step in graph.steps:
-        if isinstance(step, ProductKernel) and not (steps and _multiplies(steps[-1])):
+        if isinstance(step, ProductKernel) and (
+            step.row is not None or not (steps and _multiplies(steps[-1]))
+        ):
             weights = step.reads_right()
             size = sum(graph.buffers[name].nbytes for name in weights)
             early = size <= MOST_EARLY and weights.isdisjoint(written)
-            step = replace(step, early=early)
+            step = replace(step, tiles=replace(step.tiles, early=early))
         steps.append(step)
     return replace(graph, steps=tuple(steps))
 
@@ -149,9 +150,9 @@ def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptio
 
 def one_row_tiles(n: int, k: int, bits: float = 16) -> ProductTiles:
     """The tiles for one row, by columns each of which is dense in memory, of so many bits."""
-    most, columns = next((most, count) for own, most, count in ROW_TILES if bits <= own)
+    most, columns, numbers = next(rule for own, *rule in ROW_TILES if bits <= own)
     depth = min(_covering(k), most)
-    warps = max(1, min(8, depth // (32 * ROW_NUMBERS)))
+    warps = max(1, min(8, depth // (32 * numbers)))
     return ProductTiles(1, min(_covering(n), columns), depth, warps, 1)
 
 

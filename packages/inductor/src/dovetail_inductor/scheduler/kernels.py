@@ -94,7 +94,9 @@ class ProductTiles:
 
     With `programs` the kernel is persistent: (at most) so many programs compute all tiles, in
     turns, and read the next one's operands while they end one. With `descriptors` the GPU's copy
-    engine reads the operands, by descriptors of tensors. `apart` is as of a `Multiplication`.
+    engine reads the operands, by descriptors of tensors. `apart` is as of a `Multiplication`. With
+    `early` no launch of the plan writes the weights: they may be read before the launches before
+    have ended.
     """
 
     m: int
@@ -106,6 +108,7 @@ class ProductTiles:
     programs: int = 0
     descriptors: bool = False
     apart: bool = False
+    early: bool = False
 
     def as_text(self) -> str:
         """Short: `128x256x64 8 warps 3 stages 132 programs persistent TMA`."""
@@ -177,8 +180,9 @@ class ProductKernel:
     (the batch, or the parts of k, or nothing), (m) and (n); its nests find the sums of products
     where they load from `sums`, which is no memory. `others` are further right matrices of the
     same shape and strides, by which the left one is multiplied besides, with the names of their
-    sums. Right matrices in `computed`, by their buffers, are in no memory. With `early` no launch
-    of the plan writes the weights: they may be read before the launches before have ended.
+    sums. Right matrices in `computed`, by their buffers, are in no memory, nor is a left one that
+    `row` makes: loops along its one row, for every program (the first of which stores what else
+    they make).
     """
 
     name: str
@@ -190,7 +194,7 @@ class ProductKernel:
     tiles: ProductTiles
     others: tuple[tuple[Strided, str], ...] = ()
     computed: Mapping[str, ComputedOperand] = field(default_factory=dict)
-    early: bool = False
+    row: FusedKernel | None = None
 
     @property
     def rights(self) -> tuple[tuple[Strided, str], ...]:
@@ -210,16 +214,22 @@ class ProductKernel:
     @property
     def internal(self) -> frozenset[str]:
         """Buffers that need no memory."""
-        return self.epilogue.internal
+        return frozenset().union(*(kernel.internal for kernel in self.kernels))
+
+    @property
+    def kernels(self) -> tuple[FusedKernel, ...]:
+        """The loops that it computes beside the sums."""
+        return (self.epilogue,) if self.row is None else (self.row, self.epilogue)
 
     def writes(self) -> set[str]:
         """Names of the buffers written, internal ones included."""
-        return self.epilogue.writes()
+        return set().union(*(kernel.writes() for kernel in self.kernels))
 
     def reads(self) -> set[str]:
         """Names of the buffers read that others wrote."""
         sums = {name for _, name in self.rights}
-        return (self.epilogue.reads() - sums) | {self.left.buffer} | self.reads_right()
+        left = {self.left.buffer} if self.row is None else self.row.reads()
+        return (self.epilogue.reads() - sums) | left | self.reads_right()
 
     def as_text(self) -> str:
         """Readable form."""
@@ -227,7 +237,7 @@ class ProductKernel:
         texts = " and ".join(f"{o.buffer}{list(o.shape)}" for o in operands)
         head = f"product {self.name} of {texts} in {self.tiles.as_text()}"
         parts = [operand.as_text(name) for name, operand in self.computed.items()]
-        body = "\n".join([*parts, self.epilogue.as_text()])
+        body = "\n".join([*parts, *(kernel.as_text() for kernel in self.kernels)])
         return head + "\n" + "\n".join("  " + line for line in body.splitlines())
 
 

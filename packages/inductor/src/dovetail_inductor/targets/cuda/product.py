@@ -102,7 +102,7 @@ def emit_products(
     assert not unlike, "not side by side"
     texts = [product_text(product, buffers) for product in products]
     loops = {_loop_of(text, buffers): number for number, text in reversed([*enumerate(texts)])}
-    functions, parameters = "", [("p0", products[0].left.buffer)]
+    functions, parameters = "", [*texts[0].use.parameters[:1]]
     choosing, using = ["    pid = tl.program_id(0)"], []
     if len(loops) == 1:
         rights = ", ".join(f"right{i}" for i in range(1, texts[0].operands))
@@ -148,7 +148,8 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     y, x = Axis("y", rows, tiles.m if rows else 1), Axis("x", columns, tiles.n if columns else 1)
     tiling = Tiling((*z, y, x), False, False, tiles.warps, tiles.stages)
     emission = Emission(product.epilogue, buffers, tiling)
-    emission.parameter(product.left.buffer)
+    # (The first parameter is one that products of the same left matrix have in common.)
+    emission.parameter(product.left.buffer if product.row is None else min(product.row.reads()))
     pointers = [
         "" if right.buffer in product.computed else emission.parameter(right.buffer)
         for right, _ in product.rights

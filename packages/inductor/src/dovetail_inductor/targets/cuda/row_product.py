@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import gcd, prod
 
-from dovetail_inductor.loop_ir.loops import Buffer
-from dovetail_inductor.scheduler.kernels import ProductKernel
+from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
+from dovetail_inductor.scheduler.kernels import FusedKernel, ProductKernel
 from dovetail_inductor.targets.cuda.assemble import WAIT
+from dovetail_inductor.targets.cuda.axes import define_axis
 from dovetail_inductor.targets.cuda.body import Lines
 from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.right_tiles import (
@@ -23,6 +24,7 @@ from dovetail_inductor.targets.cuda.right_tiles import (
     depth_of,
     numbered,
 )
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
 # What a thread reads of a matrix at once.
 BYTES_AT_ONCE = 16
@@ -63,10 +65,15 @@ def multiply_row(
             else:
                 made = computed_tiles(lines, product, right.buffer, depth, emission, column)
             rights.append((f"{acc}_{column}", made))
-    if once and product.early:
+    if once and tiles.early:
         lines.text.append(WAIT)
     row = [f"a{turn}" for turn in range(depth.in_one)]
-    if depth.in_one == 2:  # both are read at once
+    if product.row is not None:
+        whole = _made_row(lines, product, product.row, emission)
+        shape = [*depth.shape(1), *([2] if depth.in_one == 2 else [])]
+        text = f"tl.reshape({whole}, {shape})"
+        lines.add(f"{', '.join(row)} = {f'tl.split({text})' if depth.in_one == 2 else text}")
+    elif depth.in_one == 2:  # both are read at once
         at = f"((k + kk)[{':, ' * (len(depth.blocks) + 1)}None] + tl.arange(0, 2))"
         both = load(f"p0 + {address(left, ('0', at), left.stride[-2:], False)}", at)
         lines.add(f"{', '.join(row)} = tl.split({both})")
@@ -87,6 +94,43 @@ def multiply_row(
     for acc in accs:
         parts = _joined([f"{acc}_{column}" for column in columns], count)
         lines.add(f"{acc} = tl.sum({parts}, 0)[None, :]")
+
+
+class _RowEmission(Emission):
+    """Emits the loops that make a row, in one block; of what is stored, the first program's."""
+
+    def made(self, name: str) -> str:
+        """The row `name`, as a block with zeros beyond its end."""
+        for position, start in enumerate(("0", "0")):
+            define_axis(self.lines, self.tiling, self.wide, position, start)
+        self.row_memo = self.now.memo
+        for nest in self.kernel.nests:
+            self._in_one_block(nest)
+        axis, value = self.tiling.axes[-1], self.now.full[name]
+        value = f"tl.broadcast_to({value}, {[1, axis.block]})"
+        return f"tl.where({axis.mask}, {value}, 0)" if axis.masked else value
+
+    def _store(self, nest: LoopNest, value: str) -> None:
+        if nest.buffer not in self.kernel.internal:
+            self.lines.add("if pid == 0:")
+            self.lines.indent += 1
+            super()._store(nest, value)
+            self.lines.indent -= 1
+
+
+def _made_row(lines: Lines, product: ProductKernel, row: FusedKernel, emission: Emission) -> str:
+    """The left matrix of one row, of all of a tile's depth, that the loops of `row` make, as a
+    block in float32. `emission` is of the product's kernel."""
+    tiles = product.tiles
+    axes = (Axis("ax", (), 1), Axis("ar", row.columns, tiles.k))
+    own = _RowEmission(
+        row,
+        emission.buffers,
+        Tiling(axes, True, False, tiles.warps),
+        lines,
+        emission.parameters,
+    )
+    return f"{lines.define(own.made(product.left.buffer), 'row')}.to(tl.float32)"
 
 
 def _joined(names: Sequence[str], count: int) -> str:
