@@ -319,8 +319,10 @@ class _Stages:
         tell("aot_joint_graph", place, joint.as_text, suffix="py", value=joint)
         tell("aot_graphs", place, parts.as_text, suffix="py", value=parts)
         self.signature = parts.signature
-        # (Of several outputs, which have gradients is known at the backward.)
-        if parts.backward is not None and len(parts.signature.differentiable) == 1:
+        # (Beside a loss, other outputs most likely get no gradient: another backward is needed.)
+        outputs: Any = parts.forward.graph.output_node().args[0]
+        losses = {outputs[i].meta["val"].dim() == 0 for i in parts.signature.differentiable}
+        if parts.backward is not None and len(losses) == 1:
             self.backend.ahead.backwards[parts.forward] = parts.backward
         mutated = parts.signature.changes.mutated
         self.writes_unseen |= any(m.silent for m in mutated)
