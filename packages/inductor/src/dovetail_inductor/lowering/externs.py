@@ -223,9 +223,7 @@ def copied(ctx: Context, stored: Strided, like: Value) -> Strided:
         return _spread(ctx, stored, like)
     order = sorted(range(len(shape)), key=lambda d: -hint_of(stride[d]))
     source = replace(
-        stored,
-        shape=tuple(shape[d] for d in order),
-        stride=tuple(stored.stride[d] for d in order),
+        stored, shape=tuple(shape[d] for d in order), stride=tuple(stored.stride[d] for d in order)
     )
     row_major = replace(like, shape=source.shape, stride=contiguous_strides(source.shape))
     buffer = ctx.new_buffer(row_major)

@@ -18,13 +18,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, walk
 from dovetail_inductor.loop_ir.free_symbols import free_symbols
-from dovetail_inductor.loop_ir.loops import (
-    Buffer,
-    LoopGraph,
-    LoopNest,
-    Node,
-    Strided,
-)
+from dovetail_inductor.loop_ir.loops import Buffer, LoopGraph, LoopNest, Node, Strided
 from dovetail_inductor.loop_ir.ops import SCALAR_OPS, STORED_DTYPES
 from dovetail_inductor.loop_ir.sizes import (
     Dim,
@@ -34,11 +28,7 @@ from dovetail_inductor.loop_ir.sizes import (
     float_from_torch,
     plan_size,
 )
-from dovetail_inductor.lowering import (
-    aligned,
-    linear,
-    pointwise,
-)
+from dovetail_inductor.lowering import aligned, linear, pointwise
 from dovetail_inductor.lowering.conditionals import CompileBranch, control_flow
 from dovetail_inductor.lowering.externs import as_promised, element, extern_call
 from dovetail_inductor.lowering.in_memory import (

@@ -66,20 +66,9 @@ _MANY_BATCHES = (
 # Of persistent kernels the last number is that of programs on a multiprocessor: of two, one
 # multiplies while the other ends a tile. Where operands are described no addresses are kept in
 # registers, which leaves them for larger tiles.
-_PERSISTENT_MANY = (
-    (128, 256, 64, 8, 3, 1),
-    (128, 128, 64, 4, 3, 2),
-    (128, 128, 64, 4, 3, 1),
-)
-_PERSISTENT_SOME = (
-    (128, 128, 64, 8, 4, 1),
-    (128, 64, 64, 4, 4, 2),
-)
-_PERSISTENT_BATCHES = (
-    (128, 128, 64, 8, 3, 1),
-    (64, 128, 64, 4, 4, 2),
-    (64, 64, 64, 4, 3, 3),
-)
+_PERSISTENT_MANY = ((128, 256, 64, 8, 3, 1), (128, 128, 64, 4, 3, 2), (128, 128, 64, 4, 3, 1))
+_PERSISTENT_SOME = ((128, 128, 64, 8, 4, 1), (128, 64, 64, 4, 4, 2))
+_PERSISTENT_BATCHES = ((128, 128, 64, 8, 3, 1), (64, 128, 64, 4, 4, 2), (64, 64, 64, 4, 3, 3))
 _UNDESCRIBED = 1  # so many of them are tried without descriptors where there are descriptors
 
 
@@ -111,10 +100,7 @@ def candidates(
 
 
 def _persistent(
-    rows: Table,
-    sizes: tuple[int, int, int, int],
-    gpu: Gpu,
-    itemsize: int,
+    rows: Table, sizes: tuple[int, int, int, int], gpu: Gpu, itemsize: int
 ) -> Iterable[ProductTiles]:
     """Tiles of persistent kernels, if each of their programs has several: those whose operands the
     copy engine reads, if it can, and few of the others."""

@@ -43,11 +43,7 @@ COSTS = Costs(
     near_elements_apart=False,
 )
 MEMORY = Memory(keeps_slabs=True)
-SCATTERS = Scatters(
-    parallel=False,
-    compares_bits=False,
-    combines=frozenset({SUM, PROD, MAX, MIN}),
-)
+SCATTERS = Scatters(parallel=False, compares_bits=False, combines=frozenset({SUM, PROD, MAX, MIN}))
 SCANS = Scans(in_pieces=False, longest_single_row=None, wide_totals=True)
 LIBRARY = Library(
     beats_simple_loops=True,

@@ -320,10 +320,7 @@ class Emission:
     @property
     def _accumulators(self) -> Accumulators:
         return Accumulators(
-            self.lines,
-            self.tiling,
-            self.wide,
-            lambda index: self._emitter().index(index, no_reads),
+            self.lines, self.tiling, self.wide, lambda index: self._emitter().index(index, no_reads)
         )
 
     def _start_totals(self, nests: Sequence[LoopNest]) -> None:
