@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from cpp_kernels import call, compiler, constant, knobs
-from dovetail_runtime import ArtifactCache, Plan
 from dovetail_runtime.cache_folders import UNFINISHED, cache_folders
 from dovetail_runtime.cpp_build import CppBuilder
 from dovetail_runtime.cpp_compiler import CppCompileError
 from dovetail_runtime.disk_cache import DiskCache
-from dovetail_runtime.knobs import Knobs
 
 KERNEL = constant("a", 1)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -232,12 +230,14 @@ def test_a_hung_compiler_is_ended(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(f"{UNFINISHED}*"))
 
 
-def test_a_damaged_plan_is_no_plan(tmp_path: Path) -> None:
-    plan = Plan("nothing", "cpu", (), (), (), (), (), (), ())
-    cache = ArtifactCache(Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)}))
-    flip(cache.put([("n", "1")], plan))
-    with pytest.warns(RuntimeWarning, match=r"plan\.bin is not what was stored"):
-        assert cache.get([("n", "1")]) is None
-    cache.put([("n", "1")], plan)
-    assert cache.get([("n", "1")]) == plan
+def test_a_damaged_file_is_not_read(tmp_path: Path) -> None:
+    cache, key = DiskCache(tmp_path, "things", 1 << 20), [("n", "1")]
+    flip(cache.put_files(key, {"x.bin": b"what was stored"}).path / "x.bin")
+    damaged = cache.get(key)
+    assert damaged is not None
+    with pytest.warns(RuntimeWarning, match=r"x\.bin is not what was stored"):
+        assert damaged.read("x.bin") is None
+    cache.put_files(key, {"x.bin": b"what was stored"})
+    again = cache.get(key)
+    assert again is not None and again.read("x.bin") == b"what was stored"
     assert torch.is_grad_enabled()

@@ -10,14 +10,12 @@ import pytest
 import torch
 from dovetail_runtime import (
     Allocate,
-    ArtifactCache,
     CallAten,
     Constant,
     CopyInto,
     CppKernel,
     Free,
     FreeSlab,
-    Knobs,
     LaunchCpp,
     LaunchTriton,
     Plan,
@@ -34,6 +32,7 @@ from dovetail_runtime import (
     save_plan,
     write_program,
 )
+from dovetail_runtime.disk_cache import DiskCache
 from dovetail_runtime.program_support import header
 from dovetail_runtime.serialize import PlanFormatError, plan_from_bytes, plan_to_bytes
 
@@ -137,15 +136,16 @@ def test_other_bytes_are_refused() -> None:
 
 
 def test_the_cache_keeps_plans(tmp_path: Path) -> None:
-    knobs = Knobs.from_environment({"DOVETAIL_CACHE_DIR": str(tmp_path)})
+    cache = DiskCache(tmp_path, "plan", 1 << 20)
     key = [("graph", "abc"), ("options", "none")]
-    assert ArtifactCache(knobs).get(key) is None
-    ArtifactCache(knobs).put(key, everything())
-    found = ArtifactCache(knobs).get(key)
-    assert found is not None and same_plan(found, everything())
+    assert cache.get(key) is None
+    cache.put_files(key, {"plan.bin": plan_to_bytes(everything())})
+    found = cache.get(key)
+    data = None if found is None else found.read("plan.bin")
+    assert data is not None and same_plan(plan_from_bytes(data), everything())
     other = [("graph", "abd"), ("options", "none")]
-    assert ArtifactCache(knobs).get(other) is None
-    explained = ArtifactCache(knobs).explain_miss(other)
+    assert cache.get(other) is None
+    explained = cache.explain_miss(other)
     assert explained == "the nearest entry differs in graph: 'abc' there, 'abd' here"
 
 

@@ -1,4 +1,4 @@
-"""Plans, native executor, artifact cache and compile pool."""
+"""Plans, native executor, kernels' cache and compile pool."""
 
 from dovetail_runtime.artifact import CompiledArtifact, KernelBuild, LoadOptions, load
 from dovetail_runtime.knobs import Knobs
@@ -25,13 +25,12 @@ from dovetail_runtime.plan import (
     While,
 )
 from dovetail_runtime.plan_text import as_python, write_program
-from dovetail_runtime.serialize import ArtifactCache, load_plan, save_plan
+from dovetail_runtime.serialize import load_plan, save_plan
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Allocate",
-    "ArtifactCache",
     "CallAten",
     "Choose",
     "CompiledArtifact",

@@ -1,5 +1,5 @@
-"""Plans as bytes, files and entries of the cache, and back. The format is a line with its version,
-a JSON document, and the constants as `torch.save` writes them (read with `weights_only`)."""
+"""Plans as bytes and files, and back. The format is a line with its version, a JSON document, and
+the constants as `torch.save` writes them (read with `weights_only`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from typing import Any
 import torch
 
 from dovetail_runtime import plan as plan_module
-from dovetail_runtime.disk_cache import DiskCache, KeyParts
-from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.plan import Constant, Plan
 
 FORMAT_VERSION = 3
 _LONG_STRING = 100
-_PLAN_FILE = "plan.bin"
 _MAGIC = b"dovetail plan, format "
 
 _CLASSES = {
@@ -108,30 +105,3 @@ def _decode(value: Any, strings: list[str]) -> Any:
     made = _CLASSES[value["$"]]
     parts = {name: _decode(part, strings) for name, part in value.items() if name != "$"}
     return made(**parts)
-
-
-class ArtifactCache:
-    """Plans by key. The caller's key says what the plan was made from (graph, shapes, options,
-    compiler version); the format's version is added here."""
-
-    def __init__(self, knobs: Knobs) -> None:
-        self._cache = DiskCache(knobs.cache_dir, "plan", knobs.cache_limit_bytes)
-
-    def get(self, key_parts: KeyParts) -> Plan | None:
-        """The plan stored under the key, or None."""
-        entry = self._cache.get(_versioned(key_parts))
-        data = entry.read(_PLAN_FILE) if entry is not None else None
-        return plan_from_bytes(data) if data is not None else None
-
-    def put(self, key_parts: KeyParts, plan: Plan) -> Path:
-        """Store a plan; the file it is in."""
-        files = {_PLAN_FILE: plan_to_bytes(plan)}
-        return self._cache.put_files(_versioned(key_parts), files).path / _PLAN_FILE
-
-    def explain_miss(self, key_parts: KeyParts) -> str:
-        """In which parts of the key the nearest stored plan differs."""
-        return self._cache.explain_miss(_versioned(key_parts))
-
-
-def _versioned(parts: KeyParts) -> KeyParts:
-    return [("plan format", str(FORMAT_VERSION)), *parts]
