@@ -12,17 +12,7 @@ from pathlib import Path
 from re import search
 
 import torch
-from dovetail_runtime.plan import (
-    Allocate,
-    CppKernel,
-    Kernel,
-    LaunchCpp,
-    LaunchTriton,
-    Plan,
-    PlanInput,
-    Size,
-    View,
-)
+from dovetail_runtime import plan as p
 from dovetail_runtime.sizes import size_text
 
 from dovetail_inductor.loop_ir.expr import Apply, Load, walk
@@ -89,7 +79,7 @@ def label_of(nests: Iterable[LoopNest], lines: Mapping[str, str], name: str = ""
     return f"{name} ({', '.join(places)})" if places else name
 
 
-def head_of(kernel: Kernel, plan: Plan) -> str:
+def head_of(kernel: p.Kernel, plan: p.Plan) -> str:
     """What a kernel is for, as a comment to stand before its text where people read it: for each
     launch its operators, the line of the program, and its tensors with their shapes.
 
@@ -100,18 +90,18 @@ def head_of(kernel: Kernel, plan: Plan) -> str:
     shapes |= {one.name: (one.value.dtype, tuple(one.value.shape)) for one in plan.constants}
     lines: dict[str, None] = {}
     for step in plan.steps:
-        if isinstance(step, LaunchCpp | LaunchTriton) and step.kernel == kernel.symbol:
-            names = step.tensors if isinstance(step, LaunchCpp) else step.args
+        if isinstance(step, p.LaunchCpp | p.LaunchTriton) and step.kernel == kernel.symbol:
+            names = step.tensors if isinstance(step, p.LaunchCpp) else step.args
             tensors = [_with_shape(name, shapes) for name in names if isinstance(name, str)]
             lines[f"{step.label}: {', '.join(tensors)}"] = None
-    mark = "//" if isinstance(kernel, CppKernel) else "#"
+    mark = "//" if isinstance(kernel, p.CppKernel) else "#"
     return "".join(f"{mark} {line}\n" for line in lines)
 
 
-_WITH_LAYOUT = (PlanInput, Allocate, View)
+_WITH_LAYOUT = (p.PlanInput, p.Allocate, p.View)
 
 
-def _with_shape(name: str, shapes: Mapping[str, tuple[torch.dtype, tuple[Size, ...]]]) -> str:
+def _with_shape(name: str, shapes: Mapping[str, tuple[torch.dtype, tuple[p.Size, ...]]]) -> str:
     """`buf0 float32[64, s0]`; the name alone of what a library call has laid out."""
     if name not in shapes:
         return name

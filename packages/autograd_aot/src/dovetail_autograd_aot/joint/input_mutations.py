@@ -10,16 +10,7 @@ from typing import Any
 import torch
 from dovetail_prims.node_facts import blame
 
-from dovetail_autograd_aot.boundary import (
-    InputChanges,
-    MovedInput,
-    MutatedInput,
-    OutputInfo,
-    OutputKind,
-    ReshapedInput,
-    ViewOf,
-    ViewStep,
-)
+from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.graph.op_info import CHANGES_OF_SHAPE
 from dovetail_autograd_aot.joint.primals import Examples, Primals
 from dovetail_autograd_aot.outputs.output_aliasing import Classified
@@ -42,7 +33,7 @@ from dovetail_autograd_aot.trace.tracer import Tracer
 aten = torch.ops.aten
 
 
-def mutated_inputs(primals: Primals) -> list[MutatedInput]:
+def mutated_inputs(primals: Primals) -> list[b.MutatedInput]:
     """The inputs that the graph wrote to; TraceError or StorageNeededError for writes that
     compiled code could not repeat."""
     mutated = []
@@ -63,7 +54,9 @@ def mutated_inputs(primals: Primals) -> list[MutatedInput]:
     return _told_no_more_than(primals, mutated)
 
 
-def inputs_apart(primals: Primals, mutated: Sequence[MutatedInput]) -> tuple[tuple[int, int], ...]:
+def inputs_apart(
+    primals: Primals, mutated: Sequence[b.MutatedInput]
+) -> tuple[tuple[int, int], ...]:
     """The pairs of an input that is written to and one in the same storage that was found to share
     no element with it."""
     examples = primals.examples
@@ -92,7 +85,7 @@ def _has_new_history(primals: Primals, index: int) -> bool:
     return primal.writes > steps
 
 
-def _mutated(primals: Primals, index: int, storage: TracedStorage) -> MutatedInput | None:
+def _mutated(primals: Primals, index: int, storage: TracedStorage) -> b.MutatedInput | None:
     """How an input of a storage that was written to changes; None if its storage tells."""
     examples, primal = primals.examples, primals[index]
     found = None
@@ -112,11 +105,11 @@ def _mutated(primals: Primals, index: int, storage: TracedStorage) -> MutatedInp
                 if examples[i].requires_grad:
                     refuse_inner_overlap(examples[i], i)
         silent = not graded and primal.version is not None and not primal.writes
-        found = MutatedInput(index, not graded, silent, grown=_grown(examples, storage))
+        found = b.MutatedInput(index, not graded, silent, grown=_grown(examples, storage))
     elif graded:
         others = [examples[i] for i in examples.members(examples.base_of[index])]
         refuse_graded_relatives(examples[index], others, index)
-        found = MutatedInput(index, data_only=False)
+        found = b.MutatedInput(index, data_only=False)
     steps = primals.tracer.reshaped.get(id(primal.value), ())
     if graded and steps and found is not None:
         why = ""
@@ -178,7 +171,7 @@ def inputs_set(primals: Primals, *, beside_subclasses: bool) -> tuple[int, ...]:
     return tuple(found)
 
 
-def reshaped_inputs(primals: Primals) -> tuple[ReshapedInput, ...]:
+def reshaped_inputs(primals: Primals) -> tuple[b.ReshapedInput, ...]:
     """The inputs that became other views of themselves."""
     tracer = primals.tracer
     found = []
@@ -188,12 +181,12 @@ def reshaped_inputs(primals: Primals) -> tuple[ReshapedInput, ...]:
         steps = list(tracer.reshaped.get(id(primal.value), ()))
         example = primals.examples[index]
         if example.requires_grad and not grad_flags(primal.value)[0]:
-            steps.insert(0, (ViewStep(aten.detach_.default, ()), True))
+            steps.insert(0, (b.ViewStep(aten.detach_.default, ()), True))
         elif steps and example.requires_grad and example.is_leaf:
             why = f"input {index} is a leaf that requires grad and is reshaped"
             raise refusal(why, tracer.reshapers[id(primal.value)])
         if steps:
-            found.append(ReshapedInput(index, *zip(*steps, strict=True)))
+            found.append(b.ReshapedInput(index, *zip(*steps, strict=True)))
     return tuple(found)
 
 
@@ -207,13 +200,13 @@ def refuse_graded_writes(tracer: Tracer) -> None:
 
 
 def take_views_of_reshaped(
-    primals: Primals, result: Classified, reshaped: Sequence[ReshapedInput]
+    primals: Primals, result: Classified, reshaped: Sequence[b.ReshapedInput]
 ) -> None:
     """Let the views of an input that has a history and changes its shape be taken after that, with
     the steps that are left then: its gradient goes through the input in its new shape. One that
     was taken before is refused: autograd takes it again by strides."""
     for number, info in enumerate(result.infos):
-        if info.kind is not OutputKind.VIEW_OF_INPUT or info.is_leaf or not info.requires_grad:
+        if info.kind is not b.OutputKind.VIEW_OF_INPUT or info.is_leaf or not info.requires_grad:
             continue
         base = info.base
         assert base is not None
@@ -221,7 +214,7 @@ def take_views_of_reshaped(
         if base not in {r.index for r in reshaped} or grad_fn_of(primal.value) is None:
             continue
         changes = track_of(primal.value).chain[len(primal.chain) :]
-        assert isinstance(info.step, ViewOf)
+        assert isinstance(info.step, b.ViewOf)
         if info.view[: len(changes)] != changes or info.step.detached is not None:
             why = f"input {base} changes its shape in place, and a view of before that is returned"
             raise refusal(why, primals.tracer.reshapers[id(primal.value)])
@@ -234,7 +227,7 @@ def refuse_untracked_views(primals: Primals, result: Classified) -> None:
     after the change, and autograd refuses it if it was taken before."""
     reshapers = primals.tracer.reshapers
     for info in result.infos:
-        if info.kind is not OutputKind.VIEW_OF_INPUT or info.base is None:
+        if info.kind is not b.OutputKind.VIEW_OF_INPUT or info.base is None:
             continue
         untracked = info.requires_grad and not all(s.grad_mode for s in info.view)
         number = id(primals[info.base].value)
@@ -248,14 +241,14 @@ def refuse_untracked_views(primals: Primals, result: Classified) -> None:
 
 def input_changes(
     primals: Primals,
-    mutated: Sequence[MutatedInput],
-    reshaped: tuple[ReshapedInput, ...],
+    mutated: Sequence[b.MutatedInput],
+    reshaped: tuple[b.ReshapedInput, ...],
     set_inputs: tuple[int, ...],
-) -> InputChanges:
+) -> b.InputChanges:
     """All that a trace changed of its inputs, version counters included."""
     new_values = {m.index: primals[m.index].counter for m in mutated if not m.silent}
     told = set(new_values.values())
-    return InputChanges(
+    return b.InputChanges(
         mutated=tuple(mutated),
         reshaped=reshaped,
         set_inputs=set_inputs,
@@ -266,7 +259,7 @@ def input_changes(
 
 
 def _extra_writes(
-    primals: Primals, new_values: Counter[int | None], reshaped: Sequence[ReshapedInput]
+    primals: Primals, new_values: Counter[int | None], reshaped: Sequence[b.ReshapedInput]
 ) -> tuple[tuple[int, int], ...]:
     """For inputs whose version counters tell of writes besides those of new values, how many: the
     first of those that share a counter. A change of shape is one."""
@@ -283,7 +276,7 @@ def _extra_writes(
     return tuple(found)
 
 
-def _told_no_more_than(primals: Primals, mutated: list[MutatedInput]) -> list[MutatedInput]:
+def _told_no_more_than(primals: Primals, mutated: list[b.MutatedInput]) -> list[b.MutatedInput]:
     """With those silent whose new values would be more writes than a counter that inputs share
     tells of: some were written behind it."""
     left = {i: primal.writes for i, primal in primals.counted() if primal.counter == i}
@@ -330,10 +323,10 @@ _RETAINED = (
 def moved_inputs(
     primals: Primals,
     paths: Sequence[bool],
-    mutated: Sequence[MutatedInput],
-    reshaped: Sequence[ReshapedInput],
-    infos: Sequence[OutputInfo],
-) -> tuple[MovedInput, ...]:
+    mutated: Sequence[b.MutatedInput],
+    reshaped: Sequence[b.ReshapedInput],
+    infos: Sequence[b.OutputInfo],
+) -> tuple[b.MovedInput, ...]:
     """The inputs of a trace that would get another node if they were such views; TraceError if one
     is. `paths` tell which autograd has a path to from an output."""
     graded = {m.index for m in mutated if not m.data_only}
@@ -341,7 +334,7 @@ def moved_inputs(
     viewed = {
         info.base
         for info in infos
-        if info.kind is OutputKind.VIEW_OF_INPUT and info.requires_grad and not info.is_leaf
+        if info.kind is b.OutputKind.VIEW_OF_INPUT and info.requires_grad and not info.is_leaf
     }
     whatever_is_used = graded | {r.index for r in reshaped}
     found = []
@@ -351,7 +344,7 @@ def moved_inputs(
         if isinstance(example, torch.nn.Parameter):
             continue  # (of which types are guarded: never a view with a history)
         if index in whatever_is_used or (used and primal.writes):
-            moved = MovedInput(index, index in graded, index in viewed, index in changed)
+            moved = b.MovedInput(index, index in graded, index in viewed, index in changed)
             if gets_another_node(moved, example):
                 why = _TAKEN_ANEW if example._is_view() else _RETAINED
                 raise refusal(why.format(index), _writer(primals, index))
@@ -372,7 +365,7 @@ def _writer(primals: Primals, index: int) -> str | None:
     return next((writer for writer in writers if writer is not None), None)
 
 
-def gets_another_node(moved: MovedInput, value: torch.Tensor) -> bool:
+def gets_another_node(moved: b.MovedInput, value: torch.Tensor) -> bool:
     """Whether this input of a call is a view that the write gives a node of autograd's graph which
     no compiled graph knows. (One without a history has no old node. But where autograd sees the
     write, views of it that are older are taken of its base then, and not of it. What retains its
@@ -384,7 +377,7 @@ def gets_another_node(moved: MovedInput, value: torch.Tensor) -> bool:
     return grad_fn_of(value) is not None or (moved.graded and moved.with_views)
 
 
-def inputs_moved(moved: Sequence[MovedInput], inputs: Sequence[Any]) -> tuple[int, ...]:
+def inputs_moved(moved: Sequence[b.MovedInput], inputs: Sequence[Any]) -> tuple[int, ...]:
     """Those inputs of a call that a compiled graph does not hold for."""
     found: tuple[int, ...] = ()
     for one in moved:

@@ -22,15 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dovetail_autograd_aot.boundary import (
-    AddedInputs,
-    GradientPoint,
-    InputAssumptions,
-    InputChanges,
-    JointGraph,
-    OtherCounters,
-    Signature,
-)
+from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.graph.fast_graph import UNUSED, FastGraph, hold
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.joint import input_mutations
@@ -68,7 +60,7 @@ def trace_joint(
     *,
     decompositions: Decompositions | None = None,
     wrapping: Wrapping | None = None,
-) -> JointGraph:
+) -> b.JointGraph:
     """Trace `gm` ahead of time, forward and (where something requires grad) backward.
 
     `wrapping` are the tensor subclasses at the boundary, whose plain graph `gm` is.
@@ -137,7 +129,7 @@ class JointTrace:
         self.user_gradients = UserGradients(self.tracer, (NonLeaf, *BOUNDARY_FUNCTIONS))
         self.derivatives = MendedDerivatives(self.user_gradients.watch)
 
-    def trace(self) -> JointGraph:
+    def trace(self) -> b.JointGraph:
         """Run the forward and the engine, once."""
         tracer = self.tracer
         primals = Primals(self.examples, tracer)
@@ -163,8 +155,8 @@ class JointTrace:
             ).trace()
             reshaped = input_mutations.reshaped_inputs(primals)
             moved = moved_inputs(primals, backward.facts.paths, mutated, reshaped, result.infos)
-            points: tuple[GradientPoint, ...] = ()
-            counters = OtherCounters()
+            points: tuple[b.GradientPoint, ...] = ()
+            counters = b.OtherCounters()
             if self.wrapping is None:
                 input_mutations.take_views_of_reshaped(primals, result, reshaped)
                 points = gradient_points(outputs, primals.values, result, mutated, reshaped)
@@ -172,15 +164,15 @@ class JointTrace:
                 counters = other_counters(primals, outputs, result)
         finished = self._finished_graph(primals, result, backward)
         changes = input_mutations.input_changes(primals, mutated, reshaped, were_set)
-        return JointGraph(
+        return b.JointGraph(
             finished,
             _signature(result, changes, backward),
-            added=AddedInputs(
+            added=b.AddedInputs(
                 tuple(self.examples.lifted.values()),
                 tuple(self.examples.storages),
                 primals.carriers,
             ),
-            assumed=InputAssumptions(input_mutations.inputs_apart(primals, mutated), moved),
+            assumed=b.InputAssumptions(input_mutations.inputs_apart(primals, mutated), moved),
             backward=backward.facts,
             points=points,
             counters=counters,
@@ -278,7 +270,7 @@ class JointTrace:
             return getattr(args[0], target)(*args[1:], **kwargs)
         return self.gm.get_submodule(target)(*args, **kwargs)
 
-    def _trace_branch(self, branch: GraphModule, operands: Sequence[Any]) -> JointGraph:
+    def _trace_branch(self, branch: GraphModule, operands: Sequence[Any]) -> b.JointGraph:
         """A branch of a conditional, traced as a graph by itself."""
         with _disable_current_modes():
             return trace_joint(branch, operands, decompositions=self.tracer.decompositions)
@@ -324,8 +316,10 @@ def _inputs_of(primals: Primals, were_set: tuple[int, ...]) -> Inputs:
     )
 
 
-def _signature(result: Classified, changes: InputChanges, backward: TracedBackward) -> Signature:
-    return Signature(
+def _signature(
+    result: Classified, changes: b.InputChanges, backward: TracedBackward
+) -> b.Signature:
+    return b.Signature(
         primals_require_grad=tuple(g is not None for g in backward.gradients),
         outputs=tuple(result.infos),
         changes=changes,

@@ -8,15 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dovetail_autograd_aot.boundary import (
-    GradientPoint,
-    NewTensor,
-    OutputInfo,
-    OutputKind,
-    ReshapedInput,
-    Signature,
-    ViewOf,
-)
+from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.outputs.copy_back import Write, make_seen_writes, make_write_back
 from dovetail_autograd_aot.outputs.gradient_points import (
     Give,
@@ -33,7 +25,7 @@ Epilogue = Callable[..., tuple[Any, ...]]
 
 
 def make_epilogue(
-    signature: Signature, points: Sequence[GradientPoint] = (), nodes: InputLeads = ()
+    signature: b.Signature, points: Sequence[b.GradientPoint] = (), nodes: InputLeads = ()
 ) -> Epilogue | None:
     """(inputs, forward outputs, nodes of inputs) -> user outputs; None if the forward outputs
     are just those. It gives the forward outputs that are `points` their nodes. (`count_writes` is
@@ -48,7 +40,7 @@ def make_epilogue(
     write_back = make_write_back(signature)
     makers = [(output_maker(info, signature), info.counter) for info in signature.outputs]
     recounted = {
-        info.counter: (info.kind is OutputKind.VIEW_OF_INPUT, info.base)
+        info.counter: (info.kind is b.OutputKind.VIEW_OF_INPUT, info.base)
         for info in signature.outputs
         if info.counter is not None and info.base is not None
     }
@@ -102,9 +94,9 @@ class _Stage(NamedTuple):
     inputs change their shape."""
 
     write: Write | None
-    reshaped_when_written: list[ReshapedInput]
+    reshaped_when_written: list[b.ReshapedInput]
     outputs: list[int]
-    reshaped: list[ReshapedInput]
+    reshaped: list[b.ReshapedInput]
 
 
 @dataclass(frozen=True)
@@ -117,15 +109,15 @@ class _Order:
     after_sets: list[int]
 
 
-def _order(signature: Signature, points: Sequence[GradientPoint]) -> _Order:
+def _order(signature: b.Signature, points: Sequence[b.GradientPoint]) -> _Order:
     when_written = {m.index for m in signature.changes.mutated if m.reshaped}
     after_sets: list[int] = []
     before_writes: list[int] = []
     for i, info in enumerate(signature.outputs):
-        of_set = isinstance(info.step, ViewOf) and info.step.of_set
-        if of_set or (info.kind is OutputKind.DUPLICATE and info.base in after_sets):
+        of_set = isinstance(info.step, b.ViewOf) and info.step.of_set
+        if of_set or (info.kind is b.OutputKind.DUPLICATE and info.base in after_sets):
             after_sets.append(i)
-        elif info.kind is OutputKind.VIEW_OF_INPUT and info.base in when_written:
+        elif info.kind is b.OutputKind.VIEW_OF_INPUT and info.base in when_written:
             if not info.of_reshaped:
                 before_writes.append(i)
     stages = output_stages(signature.outputs, points, when_written)
@@ -161,7 +153,7 @@ def _only_nodes(give: Give) -> Epilogue:
     return epilogue
 
 
-def _reshape(tensor: torch.Tensor, reshaped: ReshapedInput) -> None:
+def _reshape(tensor: torch.Tensor, reshaped: b.ReshapedInput) -> None:
     """Change in place what an input's shape is (which `count_writes` has counted)."""
     counted = None if tensor.is_inference() else tensor._version
     for step, grad_mode in zip(reshaped.steps, reshaped.grad_mode, strict=True):
@@ -180,6 +172,6 @@ def _set(tensor: torch.Tensor, other: torch.Tensor) -> None:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (counted,))
 
 
-def _is_plain(info: OutputInfo) -> bool:
+def _is_plain(info: b.OutputInfo) -> bool:
     leaf = info.requires_grad and info.is_leaf
-    return isinstance(info.step, NewTensor) and not leaf and not info.lost and not info.protected
+    return isinstance(info.step, b.NewTensor) and not leaf and not info.lost and not info.protected

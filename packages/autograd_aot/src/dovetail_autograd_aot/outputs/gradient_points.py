@@ -10,53 +10,45 @@ from typing import Any
 
 from torch import Tensor
 
-from dovetail_autograd_aot.boundary import (
-    GradientPoint,
-    MutatedInput,
-    OutputInfo,
-    OutputKind,
-    PointSource,
-    ReshapedInput,
-    ViewOf,
-)
+from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.native import nodes_module
 from dovetail_autograd_aot.outputs.output_aliasing import Classified
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
 
-_VIEWS = (OutputKind.VIEW_OF_INPUT, OutputKind.VIEW_OF_OUTPUT)
+_VIEWS = (b.OutputKind.VIEW_OF_INPUT, b.OutputKind.VIEW_OF_OUTPUT)
 
 
 def gradient_points(
     outputs: Sequence[Any],
     primals: Sequence[Any],
     result: Classified,
-    mutated: Sequence[MutatedInput],
-    reshaped: Sequence[ReshapedInput],
-) -> tuple[GradientPoint, ...]:
+    mutated: Sequence[b.MutatedInput],
+    reshaped: Sequence[b.ReshapedInput],
+) -> tuple[b.GradientPoint, ...]:
     """The points of a trace: none if there is one only, or nothing to be told apart."""
-    fresh = sum(info.kind is OutputKind.FRESH for info in result.infos)
-    found: list[GradientPoint] = []
+    fresh = sum(info.kind is b.OutputKind.FRESH for info in result.infos)
+    found: list[b.GradientPoint] = []
     tensors: list[Tensor] = []
     for index, root in zip(result.differentiable, result.roots, strict=True):
         if fresh <= index < fresh + len(mutated):
             primal = mutated[index - fresh].index
-            point = GradientPoint(index, None, primal, PointSource.INPUT)
+            point = b.GradientPoint(index, None, primal, b.PointSource.INPUT)
             tensors.append(primals[primal])
         else:
             output = _output_of(result.infos, index)
             seen = output is not None and result.infos[output].protected
-            source = PointSource.OUTPUT if seen else PointSource.RESULT
-            point = GradientPoint(index, output, None, source)
+            source = b.PointSource.OUTPUT if seen else b.PointSource.RESULT
+            point = b.GradientPoint(index, output, None, source)
             tensors.append(root)
         found.append(point)
     forward = len(found)
     for number, info in enumerate(result.infos):
         if info.kind in _VIEWS and _has_own_place(info) and grad_fn_of(outputs[number]) is not None:
-            found.append(GradientPoint(None, number, None, PointSource.OUTPUT))
+            found.append(b.GradientPoint(None, number, None, b.PointSource.OUTPUT))
             tensors.append(outputs[number])
     for primal in {r.index for r in reshaped} - {m.index for m in mutated if not m.data_only}:
         if grad_fn_of(primals[primal]) is not None:
-            found.append(GradientPoint(None, None, primal, PointSource.INPUT))
+            found.append(b.GradientPoint(None, None, primal, b.PointSource.INPUT))
             tensors.append(primals[primal])
     # In the order of their nodes in the trace, which is that of the engine: hooks are called in it.
     by_time = sorted(range(len(found)), key=lambda k: _time(tensors[k]))
@@ -72,23 +64,23 @@ def _time(tensor: Tensor) -> int:
     return int(node._sequence_nr())
 
 
-def _output_of(infos: Sequence[OutputInfo], forward: int) -> int | None:
+def _output_of(infos: Sequence[b.OutputInfo], forward: int) -> int | None:
     """The user output that forward output `forward` is; None for a hidden base."""
     for number, info in enumerate(infos):
-        if info.kind is OutputKind.FRESH and info.base == forward:
+        if info.kind is b.OutputKind.FRESH and info.base == forward:
             return number
     return None
 
 
-def _has_own_place(info: OutputInfo) -> bool:
+def _has_own_place(info: b.OutputInfo) -> bool:
     tracked = info.requires_grad and not info.is_leaf
-    detached = isinstance(info.step, ViewOf) and info.step.detached is not None
+    detached = isinstance(info.step, b.ViewOf) and info.step.detached is not None
     return tracked and not info.lost and not detached
 
 
 def _placed(
-    points: list[GradientPoint], tensors: list[Tensor], infos: Sequence[OutputInfo]
-) -> tuple[GradientPoint, ...]:
+    points: list[b.GradientPoint], tensors: list[Tensor], infos: Sequence[b.OutputInfo]
+) -> tuple[b.GradientPoint, ...]:
     """The points with what they are computed from, and when they get their nodes or are made. (A
     view of what is computed from it is no point: it is made later.)"""
     while True:
@@ -107,7 +99,7 @@ def _placed(
     )
 
 
-def _taken_of(points: Sequence[GradientPoint], infos: Sequence[OutputInfo]) -> list[int | None]:
+def _taken_of(points: Sequence[b.GradientPoint], infos: Sequence[b.OutputInfo]) -> list[int | None]:
     """The point that each one that is a view is taken of at run time."""
     results: dict[Any, int] = {p.forward: k for k, p in enumerate(points)}
     inputs: dict[Any, int] = {p.written: k for k, p in enumerate(points) if p.written is not None}
@@ -116,17 +108,17 @@ def _taken_of(points: Sequence[GradientPoint], infos: Sequence[OutputInfo]) -> l
         base = None
         if point.forward is None and point.output is not None:
             info = infos[point.output]
-            of_result = info.kind is OutputKind.VIEW_OF_OUTPUT
+            of_result = info.kind is b.OutputKind.VIEW_OF_OUTPUT
             base = (results if of_result else inputs).get(info.base)
         found.append(base)
     return found
 
 
 def _stages(
-    points: Sequence[GradientPoint],
+    points: Sequence[b.GradientPoint],
     direct: Sequence[Sequence[int]],
     taken_of: Sequence[int | None],
-    infos: Sequence[OutputInfo],
+    infos: Sequence[b.OutputInfo],
 ) -> list[int]:
     """When each point gets its node, or is made. Within a stage nodes come first, then inputs are
     written to, then views are made, then inputs change their shape."""
@@ -147,7 +139,7 @@ def _stages(
                 )
                 found[k] = max(
                     (
-                        found[i] + (later and points[i].source is not PointSource.RESULT)
+                        found[i] + (later and points[i].source is not b.PointSource.RESULT)
                         for i in before
                         if i in found
                     ),
@@ -161,8 +153,8 @@ def _stages(
 
 
 def through_others(
-    infos: Sequence[OutputInfo], points: Sequence[GradientPoint]
-) -> list[OutputInfo]:
+    infos: Sequence[b.OutputInfo], points: Sequence[b.GradientPoint]
+) -> list[b.OutputInfo]:
     """The outputs, each view that was taken of another output to be made of that one: its gradient
     goes through it."""
     made = list(infos)
@@ -170,12 +162,12 @@ def through_others(
         if point.forward is not None or len(point.direct) != 1:
             continue
         other = points[point.direct[0]]
-        if other.source is not PointSource.OUTPUT:
+        if other.source is not b.PointSource.OUTPUT:
             continue
         assert point.output is not None and other.output is not None
         info, seen = infos[point.output], infos[other.output]
         same = (info.kind, info.base) == (seen.kind, seen.base)
-        if not same or not isinstance(info.step, ViewOf):
+        if not same or not isinstance(info.step, b.ViewOf):
             continue
         if info.view[: len(seen.view)] == seen.view:
             through = replace(info.step, view_of=other.output)
@@ -184,7 +176,7 @@ def through_others(
 
 
 def output_stages(
-    infos: Sequence[OutputInfo], points: Sequence[GradientPoint], first: Collection[int] = ()
+    infos: Sequence[b.OutputInfo], points: Sequence[b.GradientPoint], first: Collection[int] = ()
 ) -> list[list[int]]:
     """The outputs in the order in which they can be made, by the stages of the points: views after
     the nodes of what they are taken of, and what is made of other outputs after them.
@@ -192,22 +184,22 @@ def output_stages(
     any views are made."""
     results = {point.forward: point.stage for point in points}
     inputs: Mapping[Any, int] = written_stages(points)
-    views = {p.output: p.stage for p in points if p.source is PointSource.OUTPUT}
+    views = {p.output: p.stage for p in points if p.source is b.PointSource.OUTPUT}
 
     def rank(number: int) -> tuple[int, bool, int, int]:
         info = infos[number]
-        if info.kind is OutputKind.DUPLICATE:
+        if info.kind is b.OutputKind.DUPLICATE:
             assert info.base is not None
             stage, _, depth, _ = rank(info.base)
             return stage, True, depth, number
-        if info.kind is OutputKind.VIEW_OF_OUTPUT:
+        if info.kind is b.OutputKind.VIEW_OF_OUTPUT:
             stage = results.get(info.base, 0)
         else:
-            stage = inputs.get(info.base, 0) if info.kind is OutputKind.VIEW_OF_INPUT else 0
+            stage = inputs.get(info.base, 0) if info.kind is b.OutputKind.VIEW_OF_INPUT else 0
             stage += info.of_reshaped and info.base not in first
         stage = max(stage, views.get(number, 0))
         at_last, depth = bool(info.lost), 0
-        if isinstance(info.step, ViewOf) and info.step.view_of is not None:
+        if isinstance(info.step, b.ViewOf) and info.step.view_of is not None:
             other, after, depth, _ = rank(info.step.view_of)
             stage, at_last, depth = max(stage, other), at_last or after, depth + 1
         return (last if at_last else stage), at_last, depth, number
@@ -219,7 +211,7 @@ def output_stages(
     return found
 
 
-def written_stages(points: Sequence[GradientPoint]) -> dict[int, int]:
+def written_stages(points: Sequence[b.GradientPoint]) -> dict[int, int]:
     """The stages in which inputs are written to, or change their shape."""
     return {point.written: point.stage for point in points if point.written is not None}
 
@@ -238,7 +230,7 @@ Give = Callable[
 InputLeads = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-def node_giver(points: Sequence[GradientPoint], nodes: InputLeads) -> Give | None:
+def node_giver(points: Sequence[b.GradientPoint], nodes: InputLeads) -> Give | None:
     """What gives the results of a compiled call nodes of their own: called with each stage, the
     results, and, but in stage 0, the inputs and the outputs that there are; and with the nodes of
     the inputs, which `nodes` describe (see `calls/input_reachability.py`)."""
@@ -247,9 +239,9 @@ def node_giver(points: Sequence[GradientPoint], nodes: InputLeads) -> Give | Non
     specs = []
     for point in points:
         index = {
-            PointSource.RESULT: point.forward,
-            PointSource.INPUT: point.written,
-            PointSource.OUTPUT: point.output,
+            b.PointSource.RESULT: point.forward,
+            b.PointSource.INPUT: point.written,
+            b.PointSource.OUTPUT: point.output,
         }[point.source]
         forward = -1 if point.forward is None else point.forward
         leads = [

@@ -21,6 +21,7 @@ from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 
 from dovetail_capture import _frame_hook
+from dovetail_capture import errors as errors
 from dovetail_capture.bytecode.continuation import ContinuationCache, Resumption, leave_blocks
 from dovetail_capture.bytecode.continuation_state import CannotResume
 from dovetail_capture.captured_frame import CapturedFrame
@@ -28,16 +29,6 @@ from dovetail_capture.environment.callers import place_of_caller, users_part
 from dovetail_capture.environment.python_state import handlers_raise, replaced_builtin
 from dovetail_capture.environment.torch_state import observer, torch_state_kept
 from dovetail_capture.environment.torch_switches import suppresses_errors
-from dovetail_capture.errors import (
-    CaptureError,
-    InternalError,
-    ModuleToInitialise,
-    NotCapturable,
-    OfProgram,
-    RecompileError,
-    error_of_break,
-    place_of,
-)
 from dovetail_capture.frames.backend_run import (
     Asked,
     Backend,
@@ -156,7 +147,7 @@ class CaptureContext(FrameVersions):
                         raise
                     raise error from error.__cause__
                 finally:  # (raised again as it is then, without an entry for this frame)
-                    if not (FULL_TRACEBACKS or isinstance(error, InternalError)):
+                    if not (FULL_TRACEBACKS or isinstance(error, errors.InternalError)):
                         error.__traceback__ = users_part(error.__traceback__)
             finally:
                 del error  # (its traceback holds this frame)
@@ -164,26 +155,26 @@ class CaptureContext(FrameVersions):
     def _judged(self, code: CodeType, error: BaseException) -> BaseException | None:
         """What is to be raised for an error on a miss: the program's own, or one that tells of what
         was asked for. None for an internal error, if the frame may run uncompiled."""
-        if isinstance(error, OfProgram):
+        if isinstance(error, errors.OfProgram):
             return error.error
         own = error_of_program(error)
         if own is not None:
             return own
         if not isinstance(error, Exception):
             return error
-        if isinstance(error, CaptureError) and not isinstance(error, InternalError):
+        if isinstance(error, errors.CaptureError) and not isinstance(error, errors.InternalError):
             return error
         root = self._continuations.root_code(code)
-        if not isinstance(error, InternalError):
-            text = f"internal error while answering a call of {place_of(root)}: {error!r}"
-            internal = InternalError(text)
+        if not isinstance(error, errors.InternalError):
+            text = f"internal error while answering a call of {errors.place_of(root)}: {error!r}"
+            internal = errors.InternalError(text)
             internal.__cause__ = error
             error = internal
         if self.options.fullgraph or self.options.on_error == "raise":
             return error
         self.log.add("plain", root, f"{error}; this frame runs uncaptured")
         self.hook.close(code)
-        note_failure(self.log.failures, failure_of("capture", error, place_of(root)))
+        note_failure(self.log.failures, failure_of("capture", error, errors.place_of(root)))
         return None
 
     def _answer(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
@@ -202,7 +193,7 @@ class CaptureContext(FrameVersions):
                 return self.hook.add(code, _is_disabled_for_all, code)
             return _frame_hook.OFF
         if opens_checkpoint(code):
-            raise CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
+            raise errors.CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
         if getattr(func, "_torchdynamo_disable", False):
             return _frame_hook.OFF
         substitute = substitute_of(code)
@@ -234,7 +225,7 @@ class CaptureContext(FrameVersions):
         if stance == "eager_on_recompile":
             return None
         if stance == "fail_on_recompile":
-            raise RecompileError(self.why_missed(code, func, args))
+            raise errors.RecompileError(self.why_missed(code, func, args))
         if stance == "eager_then_compile" and self.is_first_call(code, args):
             return None
         # Entries and marks are made here, under the lock: a thread that waits is to find them.
@@ -248,7 +239,7 @@ class CaptureContext(FrameVersions):
                 ):
                     answer = self._compile_or_skip(code, func, args)
                 break
-            except ModuleToInitialise as found:
+            except errors.ModuleToInitialise as found:
                 found.initialise()  # (here the random numbers that it draws are kept as drawn)
         if answer is _frame_hook.SKIP:
             self.hook.close(code)
@@ -257,7 +248,7 @@ class CaptureContext(FrameVersions):
     def _compile_or_skip(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> Any:
         try:
             return self._compile(code, func, args)
-        except NotCapturable as error:
+        except errors.NotCapturable as error:
             self.log.add("plain", self._continuations.root_code(code), str(error))
             return _frame_hook.SKIP
 
@@ -311,8 +302,8 @@ class CaptureContext(FrameVersions):
                     leave = _frame_hook.Switched(leaving, None)
                 replacement = build_replacement(frame, compiled.call, resumption, unwinding, leave)
             except Exception as error:
-                raise InternalError(
-                    f"internal error while replacing {place_of(code)}: {error!r}"
+                raise errors.InternalError(
+                    f"internal error while replacing {errors.place_of(code)}: {error!r}"
                 ) from error
             new_code, text = replacement.code, replacement.text
         finished = time.perf_counter()
@@ -323,7 +314,7 @@ class CaptureContext(FrameVersions):
             try:
                 guards = keep_guards(guards, self.region.guard_filter_fn, code, func, args)
             except Exception as error:
-                raise OfProgram(error) from error
+                raise errors.OfProgram(error) from error
         guard = self.checked_guard(code, func, args, guards)
         tell_of_frame(self._continuations.root_code(code), frame, guards, new_code)
         if has_graph or resumption is not None:
@@ -354,25 +345,25 @@ class CaptureContext(FrameVersions):
             facts.sizes |= {key for key in before.keys() & now.keys() if before[key] != now[key]}
         try:
             frame = self._capture(code, func, args, options=self.options_for(code))
-        except NotCapturable as error:
+        except errors.NotCapturable as error:
             self.log.add_break(self._continuations.root_code(code), error.break_)
             if self.is_error(error.break_):
-                raise error_of_break(error.break_) from None
+                raise errors.error_of_break(error.break_) from None
             raise
-        except CaptureError:
+        except errors.CaptureError:
             self.log.add("error", code, "capture")
             raise
         except Exception as error:
-            if isinstance(error, ModuleToInitialise) or error_of_program(error) is not None:
+            if isinstance(error, errors.ModuleToInitialise) or error_of_program(error) is not None:
                 raise
             self.log.add("error", code, f"capture: {error!r}")
-            raise InternalError(
-                f"internal error while capturing {place_of(code)}: {error!r}"
+            raise errors.InternalError(
+                f"internal error while capturing {errors.place_of(code)}: {error!r}"
             ) from error
         if frame.break_ is not None:
             self.log.add_break(self._continuations.root_code(code), frame.break_)
             if self.is_error(frame.break_):
-                raise error_of_break(frame.break_)
+                raise errors.error_of_break(frame.break_)
         return frame
 
     def _resumption(self, code: CodeType, frame: CapturedFrame) -> Resumption | None:

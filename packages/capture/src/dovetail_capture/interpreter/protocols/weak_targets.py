@@ -5,16 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from dovetail_guards.source import (
-    AttrSource,
-    ClosureSource,
-    GlobalSource,
-    InstanceAttrSource,
-    ItemSource,
-    LocalSource,
-    ObjectSource,
-    Source,
-)
+from dovetail_guards import source as s
 
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
@@ -63,39 +54,39 @@ def target_of_proxy(vm: Interpreter, proxy: ObjectValue) -> Value:
     return vm.wrap(target, vm.session.sources.attrs(proxy.source, ".".join(_TO_TARGET)))
 
 
-def _is_kept(vm: Interpreter, source: Source) -> bool:
+def _is_kept(vm: Interpreter, source: s.Source) -> bool:
     """Is what lay at this place before the frame ran still there?"""
     frame = vm.frames[0]
     match source:
-        case ObjectSource():
+        case s.ObjectSource():
             return True
-        case LocalSource(name) if name in frame.decoded.slot_names:
+        case s.LocalSource(name) if name in frame.decoded.slot_names:
             slot = frame.slots[frame.decoded.slot_names.index(name)]
             return _is_from(slot.content if isinstance(slot, CellValue) else slot, source)
-        case ClosureSource(name):
+        case s.ClosureSource(name):
             slot = frame.slots[frame.decoded.slot_names.index(name)]
             return isinstance(slot, CellValue) and _is_from(slot.content, source)
-        case GlobalSource(name):
+        case s.GlobalSource(name):
             return (id(vm.session.globals_), name) not in vm.session.effects.global_writes
-        case AttrSource(base, name) | InstanceAttrSource(base, name) | ItemSource(base, name):
+        case s.AttrSource(base, name) | s.InstanceAttrSource(base, name) | s.ItemSource(base, name):
             return _holds(_at(vm, base), name, source) and _is_kept(vm, base)
     return False
 
 
-def _at(vm: Interpreter, place: Source) -> Any:
+def _at(vm: Interpreter, place: s.Source) -> Any:
     """The value of what lay at a place before the frame ran."""
     return next(
         (known for known in vm.session.objects.known.values() if known.source is place), None
     )
 
 
-def _holds(holder: Any, key: Any, source: Source) -> bool:
+def _holds(holder: Any, key: Any, source: s.Source) -> bool:
     """Does an object, or a container, still hold what it held at this place?"""
     if isinstance(holder, ObjectValue):
         match source:
-            case InstanceAttrSource():
+            case s.InstanceAttrSource():
                 return _holds(holder.fields, key, source)
-            case ItemSource():
+            case s.ItemSource():
                 return _holds(holder.native, key, source)
             case _:
                 return key not in holder.slots_mutated
@@ -109,5 +100,5 @@ def _holds(holder: Any, key: Any, source: Source) -> bool:
     return isinstance(holder, TupleValue)
 
 
-def _is_from(value: Any, source: Source) -> bool:
+def _is_from(value: Any, source: s.Source) -> bool:
     return getattr(value, "source", None) is source

@@ -22,17 +22,9 @@ from dovetail_capture.interpreter.recipes import object_recipes
 from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.session.ledgers import CallForEffect
 from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.values import containers as c
 from dovetail_capture.interpreter.values import functions as f
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    DictView,
-    ListValue,
-    MemoValue,
-    SetValue,
-    SliceValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.objects import ObjectValue, TokenValue
 from dovetail_capture.interpreter.values.symbolic import IdOf, SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue, TruthOf
@@ -124,7 +116,7 @@ class Rebuilder:
             self.check_lasts(source.obj)
 
     def _cycle(self, item: Value) -> r.Recipe:
-        if isinstance(item, (ListValue, DictValue, SetValue)) and item.python_type() in (
+        if isinstance(item, (c.ListValue, c.DictValue, c.SetValue)) and item.python_type() in (
             list, dict, set,
         ):  # fmt: skip
             new = self._made[id(item)] = r.NewEmpty(item.python_type().__name__)
@@ -136,7 +128,7 @@ class Rebuilder:
         self._made[id(item)] = new
         return new
 
-    def _set(self, item: SetValue) -> r.Recipe:
+    def _set(self, item: c.SetValue) -> r.Recipe:
         """Made of its members one by one, or as a copy, if only so they come in the same order."""
         keys, added = [key for key, _ in item.in_order()], set[Any]()
         for key in item.items:
@@ -163,7 +155,7 @@ class Rebuilder:
             self.check_lasts(item.value)
             return r.Const(item.value)
         source = item.source
-        if isinstance(item, DictValue) and item.is_instance_dict:
+        if isinstance(item, c.DictValue) and item.is_instance_dict:
             return r.GetAttr(self.recipe(item.holder), "__dict__")
         if isinstance(item, TensorValue) and source is None:
             return object_recipes.tensor_recipe(self, item)
@@ -201,23 +193,23 @@ class Rebuilder:
             if not item.is_scalar:
                 return array
             return r.CallFunction(r.GetAttr(array, "__getitem__"), (r.Build("tuple", ()),))
-        if isinstance(item, TupleValue):
+        if isinstance(item, c.TupleValue):
             built = r.Build("tuple", self.recipes(item.items))
             return built if item.cls is tuple else r.CallFunction(r.Const(item.cls), (built,))
-        if isinstance(item, ListValue):
+        if isinstance(item, c.ListValue):
             built = r.Build("list", self.recipes(item.items))
             if item.cls is list:
                 return built
             return r.CallFunction(r.Const(item.cls), (built, r.Const(item.maxlen)))
         if isinstance(item, IdOf):
             return r.CallFunction(r.Const(id), (self.recipe(item.of),))
-        if isinstance(item, MemoValue):
+        if isinstance(item, c.MemoValue):
             raise CannotRebuild(item.describe(), item.born)
-        if isinstance(item, DictValue):
+        if isinstance(item, c.DictValue):
             return self._dict(item)
-        if isinstance(item, SetValue):
+        if isinstance(item, c.SetValue):
             return self._set(item)
-        if isinstance(item, SliceValue):
+        if isinstance(item, c.SliceValue):
             return r.Build("slice", self.recipes((item.start, item.stop, item.step)))
         if isinstance(item, ObjectValue):
             return object_recipes.object_recipe(self, item)
@@ -229,7 +221,7 @@ class Rebuilder:
         if isinstance(item, f.SuperValue):
             self.check_lasts(item.cls)
             return r.CallFunction(r.Const(super), (r.Const(item.cls), self.recipe(item.receiver)))
-        if isinstance(item, DictView):
+        if isinstance(item, c.DictView):
             return r.CallFunction(r.GetAttr(self.recipe(item.dictionary), item.kind))
         if isinstance(item, f.TracebackValue):
             return r.GetAttr(self.recipe(item.error), "__traceback__")
@@ -304,7 +296,7 @@ class Rebuilder:
         for copied in self.vm.session.effects.copied_views:
             copied.check(outside)
 
-    def _dict(self, item: DictValue) -> r.Recipe:
+    def _dict(self, item: c.DictValue) -> r.Recipe:
         flat: list[r.Recipe] = []
         for key, value in dicts.materialise(self.vm, item).values():
             flat += (self.recipe(key), self.recipe(value))
@@ -319,7 +311,7 @@ class Rebuilder:
             self.effects.append(r.SetAttr(made, name, self.recipe(value)))
         return made
 
-    def change_dict(self, target: r.Recipe, item: DictValue) -> None:
+    def change_dict(self, target: r.Recipe, item: c.DictValue) -> None:
         """The contents of a dictionary that existed before. Where keys left, and some came, they do
         so again, one by one: iterators over it may be under way, and a key that is back has another
         place."""
@@ -334,7 +326,7 @@ class Rebuilder:
         elif item.entries:
             self._fill(target, "grown dict", item.entries)
 
-    def fill_dict(self, target: r.Recipe, item: DictValue) -> None:
+    def fill_dict(self, target: r.Recipe, item: c.DictValue) -> None:
         """The contents of a dictionary, put in place of what `target` holds."""
         self._fill(target, item.cls.__name__, dicts.materialise(self.vm, item))
 
