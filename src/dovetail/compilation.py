@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import dovetail_autograd_aot
 import dovetail_capture
@@ -19,38 +19,27 @@ from dovetail.options import Options
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@overload
-def compile(
-    model: F,
-    *,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    backend: str | Backend | None = ...,
-    mode: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    disable: bool = ...,
-    recompile_limit: int | None = ...,
-    isolate_recompiles: bool = ...,
-    name: str | None = ...,
-    dynamic_shapes: None = ...,
-) -> F: ...
+class Arguments(TypedDict, total=False):
+    """The arguments of `compile` beside the model."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    backend: str | Backend | None
+    mode: str | None
+    options: Mapping[str, Any] | None
+    disable: bool
+    recompile_limit: int | None
+    isolate_recompiles: bool
+    name: str | None
+    dynamic_shapes: None
 
 
 @overload
-def compile(
-    model: None = None,
-    *,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    backend: str | Backend | None = ...,
-    mode: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
-    disable: bool = ...,
-    recompile_limit: int | None = ...,
-    isolate_recompiles: bool = ...,
-    name: str | None = ...,
-    dynamic_shapes: None = ...,
-) -> Callable[[F], F]: ...
+def compile(model: F, **settings: Unpack[Arguments]) -> F: ...
+
+
+@overload
+def compile(model: None = None, **settings: Unpack[Arguments]) -> Callable[[F], F]: ...
 
 
 def compile(
@@ -148,7 +137,7 @@ def _with_limit(chosen: Options, limit: int | None, has_own: bool) -> Options:
     return replace(chosen, recompile_limit=limit)
 
 
-def compile_in_place(module: torch.nn.Module, **settings: Any) -> None:
+def compile_in_place(module: torch.nn.Module, **settings: Unpack[Arguments]) -> None:
     """Compile the calls of `module` itself, as `nn.Module.compile` does.
 
     Hooks of the module are part of what is compiled. Its state dict stays as it is; copies and
