@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+import optable
 import pytest
 import torch
-from dovetail_prims import optable
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.dialects.opsets import CORE_ATEN, EXTERN, PRIMS
 
@@ -38,4 +38,4 @@ def test_the_page_is_up_to_date():
     text = PAGE.read_text()
     if f"torch {torch.__version__.split('+')[0]}." not in text:
         pytest.skip("made with another torch, whose schemas differ")
-    assert text == optable.as_markdown(), "run python -m dovetail_prims.optable > OPS.md"
+    assert text == optable.as_markdown(), f"run python tests/optable.py > {PAGE.name}"

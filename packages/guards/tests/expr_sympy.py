@@ -1,21 +1,17 @@
-"""Expressions to and from sympy: for hard simplification, solving, and users' eyes.
-
-sympy is imported on first use only.
-"""
+"""Expressions to and from sympy, which ours are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
 
 
 def to_sympy(expr: e.Expr | rel.BoolExpr) -> Any:
     """The expression in sympy: integer symbols, `floor`, `Mod`, `Min`, `Max`."""
-    import sympy
-
     if isinstance(expr, rel.BoolExpr):
         args = [to_sympy(arg) for arg in expr.args]
         match expr.kind:
@@ -40,8 +36,6 @@ def to_sympy(expr: e.Expr | rel.BoolExpr) -> Any:
 
 
 def _atom_to_sympy(atom: e.Atom) -> Any:
-    import sympy
-
     args = [to_sympy(arg) for arg in atom.args]
     match atom.kind:
         case "sym":
@@ -57,8 +51,6 @@ def _atom_to_sympy(atom: e.Atom) -> Any:
 
 def from_sympy(value: Any) -> Any:
     """An `Expr` or `BoolExpr` from sympy; ValueError for what is no integer expression."""
-    import sympy
-
     if value is sympy.true or value is sympy.false:
         return rel.TRUE if value is sympy.true else rel.FALSE
     if value.is_Integer:
@@ -79,8 +71,6 @@ def from_sympy(value: Any) -> Any:
 
 
 def _operations() -> dict[Any, Callable[..., Any]]:
-    import sympy
-
     def add(*args: e.Expr) -> e.Expr:
         return sum(args, e.ZERO)
 
@@ -106,14 +96,3 @@ def _operations() -> dict[Any, Callable[..., Any]]:
         sympy.Or: rel.or_,
         sympy.Not: rel.not_,
     }
-
-
-def simplify_hard(expr: e.Expr) -> e.Expr:
-    """What sympy makes of it, if that is an integer expression again; else the same."""
-    import sympy
-
-    try:
-        simpler: e.Expr = from_sympy(sympy.simplify(to_sympy(expr)))
-    except ValueError:
-        return expr
-    return simpler if len(str(simpler)) < len(str(expr)) else expr

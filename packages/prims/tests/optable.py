@@ -1,5 +1,6 @@
-"""`python -m dovetail_prims.optable > packages/prims/OPS.md`: every op of CORE_ATEN and PRIMS, and
-what the rest becomes.
+"""The page of operators: every op of CORE_ATEN and PRIMS, and what the rest becomes.
+
+    python packages/prims/tests/optable.py > packages/prims/OPS.md
 
 The table is made from the op sets, PyTorch's schemas and the decompositions themselves: what an op
 decomposes to is read off the code of its entry. Only `MEANINGS` is kept by hand.
@@ -14,11 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-
 from dovetail_prims.decompositions import core_aten_table, prims_table
 from dovetail_prims.dialects import opsets
 from dovetail_prims.ops import catalog, values
+from torch._ops import OpOverload
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Pointwise, one operand", opsets.POINTWISE_UNARY),
@@ -178,7 +178,8 @@ def as_markdown() -> str:
     whole = len([n for n in opsets.EXTERN if n in opsets.PRIMS])
     lines = [
         "# The op sets", "",
-        f"Made by `python -m dovetail_prims.optable` with torch {torch.__version__.split('+')[0]}.",
+        "Made by `python packages/prims/tests/optable.py` "
+        f"with torch {torch.__version__.split('+')[0]}.",
         "", f"CORE_ATEN has {len(opsets.CORE_ATEN)} ops, PRIMS {prims} of them ({whole} kept whole,"
         f" {prims - whole} computed); {len(core_aten_table())} more decompose to CORE_ATEN.",
         "`decompose(gm, to=...)` gets there, `verify` proves it, "
