@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dovetail.size import EXTENSIONS, PACKAGES, as_text, measure
 
-MOST_LINES = 127_350
-MOST_LINES_OF_CORE = 115_370
+MOST_LINES = 127_236
+MOST_LINES_OF_CORE = 115_256
 
 
 def test_no_file_is_past_the_limit() -> None:
