@@ -12,7 +12,7 @@ from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Card, Dialect, Result
 from torch import fx
 
-from dovetail_inductor.loop_ir.expr import Expr
+from dovetail_inductor.loop_ir.expr import Expr, Load
 from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS, HALVES, arithmetic_dtype, scalar_name
 from dovetail_inductor.lowering.promotion import (
     Operand,
@@ -186,6 +186,12 @@ def _where(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
         c = operand_expr(ctx, condition, condition.dtype, value, indices, mask)
         c = ctx.builder.apply("cast", [c], torch.bool)
         x, y = (operand_expr(ctx, o, value.dtype, value, indices, mask) for o in (a, b))
+        if isinstance(x, Load) and x.index.indirects() and ctx.target.scatters.parallel:
+            # Of places that data tell a GPU reads one by one: none that is not asked for.
+            wanted = c if x.mask is None else ctx.builder.apply("bitwise_and", [c, x.mask])
+            x = ctx.builder.load(x.buffer, x.index, x.dtype, wanted)
+            if y is ctx.builder.constant(0, y.dtype):
+                return x
         return ctx.builder.apply("where", [c, x, y])
 
     return value.made_by(loader)

@@ -13,6 +13,7 @@ from torch import Tensor
 from dovetail_prims.fake_tensor import FakeTensor, Size
 from dovetail_prims.ops.card import composed, library
 from dovetail_prims.ops.common import along, aten, cast, iota, of_known_sizes, reshape, where, wide
+from dovetail_prims.ops.taps import clamped
 from dovetail_prims.shape_rules.layout import fresh, has_zero
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def _parts(like: Tensor, size: int, kernel: int, spread: int, pad: int, step: in
     def part(element: Tensor, window: Tensor, some: Tensor | None) -> _Part:
         held = aten.logical_and.default(aten.ge.Scalar(window, 0), aten.lt.Scalar(window, windows))
         held = held if some is None else aten.logical_and.default(held, some)
-        return where(held, element, 0), where(held, window, 0), held
+        return clamped(element, kernel), clamped(window, windows), held
 
     if spread == 1:  # one element in as many as the windows are apart
         for k in range(-(-kernel // step)):

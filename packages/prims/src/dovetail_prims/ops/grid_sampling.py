@@ -16,7 +16,6 @@ from dovetail_prims.ops.common import (
     along,
     aten,
     cast,
-    constant,
     iota,
     of_known_sizes,
     reshape,
@@ -24,7 +23,7 @@ from dovetail_prims.ops.common import (
     wide,
     zeros,
 )
-from dovetail_prims.ops.taps import cubic_slopes, cubic_weights
+from dovetail_prims.ops.taps import clamped, cubic_slopes, cubic_weights
 from dovetail_prims.shape_rules.layout import equal_sizes, fresh, insisted
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -97,7 +96,7 @@ def _held(x: Tensor, size: int, padding: int, align_corners: bool) -> tuple[Tens
     speed = cast(within, x.dtype)
     if turns is not None:
         speed = where(turns, aten.neg.default(speed), speed)
-    return aten.minimum.default(aten.relu.default(x), constant(size - 1, x)), speed
+    return clamped(x, size), speed
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool) ->
         if mode == CUBIC:
             place, _ = _held(place, size, padding, align_corners)
         inside = aten.logical_and.default(aten.ge.Scalar(place, 0), aten.lt.Scalar(place, size))
-        place = cast(where(inside, place, 0.0), torch.int64)
+        place = clamped(cast(place, torch.int64), size)  # (that of NaN, too, is some place)
         taps.append(_Tap(place, inside, weight, slope))
     return taps
 

@@ -36,9 +36,9 @@ from dovetail_prims.ops.common import (
 from dovetail_prims.ops.taps import (
     Tap,
     Taps,
-    _clamped,
     antialiased,
     bell,
+    clamped,
     cubic_taps,
     linear_taps,
     nearest,
@@ -153,7 +153,7 @@ def _read_back(
     total: Tensor | None = None
     for gap in range(readers[0], readers[1] + 1):
         reader = aten.add.Tensor(middle, gap)
-        at = _clamped(reader, wanted)
+        at = clamped(reader, wanted)
         there = aten.eq.Tensor(at, reader)
         weight: Tensor | None = None
         reads: Tensor | None = None

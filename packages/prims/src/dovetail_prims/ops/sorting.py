@@ -84,22 +84,24 @@ def searchsorted(
     right = right or side == "right"
     if sorter is not None:
         sorted_sequence = aten.gather.default(sorted_sequence, -1, sorter)
-    low = aten.full.default(self.shape, 0, dtype=torch.int64, device=self.device)
-    high = aten.full.default(self.shape, length, dtype=torch.int64, device=self.device)
-    for _ in range(length.bit_length()):
-        middle = aten.bitwise_right_shift.Tensor_Scalar(aten.add.Tensor(low, high), 1)
-        at = aten.minimum.default(middle, constant(length - 1, middle))
+    kind = torch.int32 if length < 2**31 - 1 else torch.int64
+    low = aten.full.default(self.shape, 0, dtype=kind, device=self.device)
+    count = aten.full.default(self.shape, length, dtype=kind, device=self.device)
+    for halved in range(length.bit_length()):
+        half = aten.bitwise_right_shift.Tensor_Scalar(count, 1)
+        middle = aten.minimum.default(aten.add.Tensor(low, half), constant(length - 1, low))
+        at = cast(middle, torch.int64)
         if sorted_sequence.dim() == 1:
             value = aten.index.Tensor(sorted_sequence, [at])
         else:
             value = aten.gather.default(sorted_sequence, -1, at)
         # Whether the value lies further: "not at most" and not "beyond", for the sake of NaN.
-        stays = (aten.gt if right else aten.ge).Tensor(value, self)
-        open_ = aten.lt.Tensor(low, high)
-        up = aten.logical_and.default(open_, aten.logical_not.default(stays))
-        down = aten.logical_and.default(open_, stays)
-        low, high = where(up, aten.add.Tensor(middle, 1), low), where(down, middle, high)
-    return cast(low, torch.int32) if out_int32 else low
+        up = aten.logical_not.default((aten.gt if right else aten.ge).Tensor(value, self))
+        if (length + 1) >> halved < 2:  # nothing may be left to halve
+            up = aten.logical_and.default(up, aten.gt.Scalar(count, 0))
+        low = aten.add.Tensor(low, where(up, aten.add.Tensor(half, 1), 0))
+        count = aten.bitwise_right_shift.Tensor_Scalar(aten.sub.Tensor(count, cast(up, kind)), 1)
+    return cast(low, torch.int32 if out_int32 else torch.int64)
 
 
 def bucketize(self: Tensor, boundaries: Tensor, out_int32: bool, right: bool) -> Any:

@@ -22,7 +22,7 @@ def ratio_of(size: int, wanted: int, scale: float | None) -> float:
     return 1.0 / scale if scale is not None and scale > 0 else size / wanted
 
 
-def _clamped(place: Tensor, size: int) -> Tensor:
+def clamped(place: Tensor, size: int) -> Tensor:
     """A position held inside the input"""
     return aten.minimum.default(aten.relu.default(place), constant(size - 1, place))
 
@@ -34,14 +34,14 @@ def nearest(like: Tensor, size: int, wanted: int, scale: float | None) -> list[T
         scale = None
     i = iota(wanted, like, torch.float32)
     place = aten.mul.Tensor(i, ratio_of(size, wanted, scale))
-    return [(_clamped(cast(aten.floor.default(place), torch.int64), size), None)]
+    return [(clamped(cast(aten.floor.default(place), torch.int64), size), None)]
 
 
 def nearest_exact(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
     """floor((i + 1/2) ratio): the pixel whose area holds the centre"""
     i = aten.add.Tensor(iota(wanted, like, torch.float32), 0.5)
     place = aten.mul.Tensor(i, ratio_of(size, wanted, scale))
-    return [(_clamped(cast(aten.floor.default(place), torch.int64), size), None)]
+    return [(clamped(cast(aten.floor.default(place), torch.int64), size), None)]
 
 
 def _position(
@@ -60,8 +60,8 @@ def linear_taps(align_corners: bool) -> Taps:
 
     def taps(like: Tensor, size: int, wanted: int, scale: float | None) -> list[Tap]:
         place = aten.relu.default(_position(like, size, wanted, scale, align_corners))
-        low = _clamped(cast(place, torch.int64), size)
-        high = _clamped(aten.add.Tensor(low, 1), size)
+        low = clamped(cast(place, torch.int64), size)
+        high = clamped(aten.add.Tensor(low, 1), size)
         far = aten.sub.Tensor(place, cast(low, place.dtype))
         far = aten.minimum.default(far, constant(1.0, far))
         return [(low, aten.sub.Tensor(1.0, far)), (high, far)]
@@ -115,7 +115,7 @@ def cubic_taps(align_corners: bool) -> Taps:
         t = aten.sub.Tensor(place, whole)
         weights = cubic_weights(t)
         start = cast(whole, torch.int64)
-        places = [_clamped(aten.add.Tensor(start, k), size) for k in (-1, 0, 1, 2)]
+        places = [clamped(aten.add.Tensor(start, k), size) for k in (-1, 0, 1, 2)]
         return list(zip(places, weights, strict=True))
 
     return taps
@@ -157,7 +157,7 @@ def antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Callable[[b
                 gap = aten.sub.Tensor(cast(place, like.dtype), centre)
                 weight = kernel(aten.mul.Tensor(aten.add.Tensor(gap, 0.5), 1.0 / wide_by))
                 weight = where(aten.lt.Tensor(place, high), weight, 0.0)
-                found.append((_clamped(place, size), weight))
+                found.append((clamped(place, size), weight))
             total = found[0][1]
             for _, weight in found[1:]:
                 total = aten.add.Tensor(total, weight)
