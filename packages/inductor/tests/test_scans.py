@@ -97,9 +97,10 @@ def test_running_extremes(check, length):
     check(lambda x: (*x.cummax(0), x.logcumsumexp(0)), torch.tensor(2.0))
 
 
-@pytest.mark.parametrize("length", [1, 17, 300])
-def test_running_logarithms(check, length):
-    x = torch.randn(3, length, 2) * 20
+@pytest.mark.parametrize(("length", "rows"), [(1, 2), (17, 2), (300, 2), (70, 40), (64, 17)])
+def test_running_logarithms(check, length, rows):
+    """Along rows, and side by side."""
+    x = torch.randn(3, length, rows) * 20
     x[0, : length // 2] = -torch.inf
     x[1, length // 2] = torch.inf
     x[2, length // 2, 1] = torch.nan

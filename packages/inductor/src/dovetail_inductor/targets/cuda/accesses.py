@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 
+from dovetail_inductor.loop_ir.expr import index_free, loads
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
-from dovetail_inductor.loop_ir.sizes import is_symbolic
+from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
+
+SIDE = 16  # of a tile, at least
+MANY = 1 << 13  # places: more than a dimension of an image has
 
 
 def accesses(kernel: FusedKernel) -> list[tuple[str, Index]]:
@@ -27,6 +32,22 @@ def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:
         if index.coefficient(var) in (1, -1):
             return var
     return None
+
+
+def run_along(indices: Sequence[Index], rows: tuple[Var, ...], var: Var) -> tuple[Var, ...]:
+    """`var`, along which some accesses are contiguous; where it is short, after the loops that go
+    on where it ends, as the groups of channels do after the channels of one."""
+    if not is_symbolic(var.size) and var.size >= SIDE:
+        return (var,)
+    run = [var]
+    own = [index for index in indices if contiguous_var(index, rows) == var]
+    for index in sorted(own, key=lambda i: -len(i.variables())):
+        while not is_symbolic(length := prod(v.size for v in run)) and length < SIDE:
+            more = [v for v in rows if v not in run and index.coefficient(v) == length]
+            if not more:
+                break
+            run.insert(0, more[0])
+    return tuple(run)
 
 
 def vector_length(index: Index, along: Var, buffer: Buffer) -> int:
@@ -51,3 +72,16 @@ def reads_are_narrow(kernel: FusedKernel, buffers: Mapping[str, Buffer], along: 
         if name in buffers and index.variables() & set(kernel.columns)
     }
     return bool(inside) and all(vector_length(i, along, buffers[name]) == 1 for name, i in inside)
+
+
+def scattered_reads(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> int:
+    """How many loads are of single elements at places that many data tell, not a small table:
+    neighbours lie anywhere."""
+    loops, found = (*kernel.rows, *kernel.columns), 0
+    for index in {index for _, index in accesses(kernel) if index.indirects()}:
+        told = index_free(index) & ~sum(1 << v.id for v in index.variables())
+        rest = tuple(v for v in loops if not told >> v.id & 1)
+        by_data = loads([atom.value for atom in index.indirects()])
+        many = any(hint_of(prod(buffers[ld.buffer].shape)) >= MANY for ld in by_data)
+        found += many and contiguous_var(index, rest) is None
+    return found

@@ -171,9 +171,14 @@ class Accumulators:
     # --- scans -------------------------------------------------------------------------------
 
     def no_total(self, scan: Scan, rows: int) -> str:
-        """The totals of no elements, for the rows of the variables in the bit set `rows`."""
-        one = literal(scan.neutral, scan.dtype, len(self.tiling.axes))
-        return self.lines.define(f"tl.broadcast_to({one}, {self.tiling.shape(rows)})", "total")
+        """The totals of no elements, for the rows of the variables in the bit set `rows`; those of
+        logarithms are two (see `dv_add_logs`)."""
+        numbers = [scan.neutral, *([0.0] if scan.reduction.adds_logarithms else [])]
+        ones = [literal(number, scan.dtype, len(self.tiling.axes)) for number in numbers]
+        shape = self.tiling.shape(rows)
+        return ", ".join(
+            self.lines.define(f"tl.broadcast_to({one}, {shape})", "total") for one in ones
+        )
 
     def running_total(self, nest: LoopNest, scan: Scan, element: str, before: str | None) -> str:
         """The totals up to each element of a block: what lies behind the end comes after all.
@@ -183,14 +188,33 @@ class Accumulators:
         if scan.dtype is not nest.body.dtype:
             element = f"({element}).to({TRITON_TYPES[scan.dtype]})"
         element = self.lines.define(f"tl.broadcast_to({element}, {self._block_shape()})")
-        value = self.lines.define(_scanned(how, element, along))
-        if before is not None:
+        if how.adds_logarithms:
+            value = self._logarithms(scan, element, before)
+        else:
+            value = self.lines.define(_scanned(how, element, along))
+        if before is not None and not how.adds_logarithms:
             value = self.lines.define(f"{_COMBINING[how.combine]}({before}, {value})")
             block = _block_total(how, element, along) + spread
             self.lines.add(f"{before} = {_COMBINING[how.combine]}({before}, {block})")
         if scan.dtype is not nest.body.dtype:
             value = self.lines.define(f"{value}.to({TRITON_TYPES[nest.body.dtype]})")
         return value
+
+    def _logarithms(self, scan: Scan, element: str, before: str | None) -> str:
+        """Totals of what elements are logarithms of: one exponential and no logarithm to combine
+        two, and one logarithm for each in the end."""
+        axis, along = self.tiling.axes[-1], len(self.tiling.axes) - 1
+        parts = [self.lines.fresh(), self.lines.fresh()]
+        both = ", ".join(parts)
+        ones = f"tl.full({self._block_shape()}, 1.0, {TRITON_TYPES[scan.dtype]})"
+        self.lines.add(f"{both} = tl.associative_scan(({element}, {ones}), {along}, dv_add_logs)")
+        if before is not None:
+            self.lines.add(f"{both} = dv_add_logs({before}, {both})")
+            last = self.lines.define(f"({axis.name} == start + {axis.block - 1})")
+            for total, part in zip(before.split(", "), parts, strict=True):
+                chosen = f"tl.sum(tl.where({last}, {part}, 0.0), {along})"
+                self.lines.add(f"{total} = tl.expand_dims({chosen}, {along})")
+        return self.lines.define(f"({parts[0]} + tl.log({parts[1]}))")
 
 
 # --- the text of reductions and scans -------------------------------------------------------------
@@ -200,7 +224,6 @@ class Accumulators:
 _OWN = {"add": "tl.sum", "maximum": "tl.max", "minimum": "tl.min", "bitwise_xor": "tl.xor_sum"}
 _COMBINING = {
     "add": "dv_add", "mul": "dv_mul", "maximum": "dv_max", "minimum": "dv_min",
-    "logaddexp": "dv_logaddexp",
 }  # fmt: skip
 
 

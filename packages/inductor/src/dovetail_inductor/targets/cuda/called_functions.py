@@ -32,11 +32,11 @@ def dv_add(a, b):
 def dv_mul(a, b):
     return a * b
 
-def dv_logaddexp(a, b):
+# Logarithms of sums, as the largest element and the sum of what is less by so much.
+def dv_add_logs(a, s, b, t):
     top = dv_max(a, b)
-    gap = dv_min(a, b) - top
-    far = (top == float('inf')) | (top == float('-inf'))
-    return tl.where(far, top, top + dv_log1p(tl.exp(tl.where(far, 0.0, gap))))
+    share = tl.exp(tl.where(a == b, 0.0, dv_min(a, b) - top))
+    return top, tl.where(a < b, s * share + t, s + t * share)
 
 def dv_expm1(x):
     u = tl.exp(x)

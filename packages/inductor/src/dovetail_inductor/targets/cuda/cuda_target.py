@@ -13,6 +13,7 @@ from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Stride
 from dovetail_inductor.loop_ir.reduction import MAX, MIN, SUM
 from dovetail_inductor.loop_ir.sizes import size_expr
 from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, ProductKernel
+from dovetail_inductor.targets.cuda.accesses import SIDE
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel
 from dovetail_inductor.targets.cuda.attention_kernels import emit_attention
 from dovetail_inductor.targets.cuda.combined import emit_combined
@@ -20,7 +21,7 @@ from dovetail_inductor.targets.cuda.descriptors import described
 from dovetail_inductor.targets.cuda.kernel import emit_kernel
 from dovetail_inductor.targets.cuda.passes import reads_before_it_writes
 from dovetail_inductor.targets.cuda.product import emit_product
-from dovetail_inductor.targets.cuda.tiling import SIDE, choose
+from dovetail_inductor.targets.cuda.tiling import choose
 from dovetail_inductor.targets.cuda.triton_ops import has_scalar_form, has_triton_form
 from dovetail_inductor.targets.target import (
     Costs,

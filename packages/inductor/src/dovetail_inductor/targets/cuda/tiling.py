@@ -7,7 +7,7 @@ call that is compiled, and masked by the sizes of each call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,9 +17,12 @@ from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.accesses import (
+    SIDE,
     accesses,
     contiguous_var,
     reads_are_narrow,
+    run_along,
+    scattered_reads,
     vector_length,
 )
 from dovetail_inductor.targets.cuda.passes import online_softmax, read_again
@@ -30,7 +33,6 @@ CACHE_BYTES = 1 << 25  # of the level that all share: what surely stays in it fo
 PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
 LINE = 32  # elements of a cache line, or so
-SIDE = 16  # of a tile, at least
 # What is accessed across its neighbours in memory is taken to cost so many times its bytes: 8 to 16
 # would be moved for each (a sector of 32 bytes for 4 or 2), less what the cache finds again.
 ACROSS = 12
@@ -170,8 +172,8 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
             return repeating
     # 8 elements a thread: 16 bytes at once of the narrow types, twice 16 of float32. Fewer where
     # there would be too few programs to hide latency behind one another.
-    block = 1024
-    while not shared and block > 256 and points < block * MULTIPROCESSORS * 4:
+    block, scattered = 1024, scattered_reads(kernel, buffers) > 2
+    while not shared and block > 256 and (scattered or points < block * MULTIPROCESSORS * 4):
         block //= 2
     return Tiling((Axis("x", rows, block),), False, False, 4)
 
@@ -182,16 +184,20 @@ def _repeating(kernel: FusedKernel, rows: tuple[Var, ...]) -> Tiling | None:
     if len(rows) < 2 or is_symbolic(rows[-1].size):
         return None
     last = rows[-1]
+    places = set(accesses(kernel))
     same = {
         (name, index)
-        for name, index in accesses(kernel)
+        for name, index in places
         if not index.indirects() and set(index.variables()) == {last}
     }
     width = next((w for w in (256, 128, 64) if last.size % w == 0), 0)
     others = prod(hint_of(v.size) for v in rows[:-1])
     if len(same) < 2 or not width or others * last.size < 4096 * MULTIPROCESSORS * 4:
         return None
-    axes = (Axis("y", rows[:-1], 4096 // width), Axis("x", (last,), width))
+    # Of many accesses of its own a point takes registers, of places found by number time.
+    own = len(places - same) <= 4 and not any(index.indirects() for _, index in places)
+    elements = 4096 if own else 1024
+    axes = (Axis("y", rows[:-1], elements // width), Axis("x", (last,), width))
     return Tiling(axes, False, False, 4)
 
 
@@ -205,28 +211,12 @@ def _directions(
     whole: dict[Var, tuple[Var, ...]] = {}
     total: dict[Var, int] = {}
     for var in sorted(weight, key=lambda v: -weight[v]):
-        run = _run(indices, kernel.rows, var)
+        run = run_along(indices, kernel.rows, var)
         total[run[0]] = total.get(run[0], 0) + weight[var]
         if len(run) > len(whole.get(run[0], ())):
             whole[run[0]] = run
     ranked = sorted(total, key=lambda v: -total[v])
     return [(whole[v], total[v]) for v in ranked]
-
-
-def _run(indices: Sequence[Index], rows: tuple[Var, ...], var: Var) -> tuple[Var, ...]:
-    """`var`, along which some accesses are contiguous; where it is short, after the loops that go
-    on where it ends, as the groups of channels do after the channels of one."""
-    if not is_symbolic(var.size) and var.size >= SIDE:
-        return (var,)
-    run = [var]
-    own = [index for index in indices if contiguous_var(index, rows) == var]
-    for index in sorted(own, key=lambda i: -len(i.variables())):
-        while not is_symbolic(length := prod(v.size for v in run)) and length < SIDE:
-            more = [v for v in rows if v not in run and index.coefficient(v) == length]
-            if not more:
-                break
-            run.insert(0, more[0])
-    return tuple(run)
 
 
 def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Var, ...]) -> Tiling:
@@ -263,7 +253,7 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling
         width //= 2
     x = Axis("x", rows, min(width, power_of_two(points)))
     elements = 4096 if columns * x.block >= 4096 else 2048
-    scans = any(n.scan is not None for n in kernel.nests)
+    scans = [n.scan for n in kernel.nests if n.scan is not None]
     few = narrow and not scans and not is_symbolic(kernel.column_points)
     few = few and columns * x.block >= 4096 * UNROLL
     if few:
@@ -279,19 +269,40 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling
     many = looped or len(inside) > 4
     warps = 8 if tile >= 2048 and many else max(2, min(4, tile // 128))
     warps = tile // 128 if few else warps
+    if any(scan.reduction.adds_logarithms for scan in scans):
+        # Too dear to combine what other threads have: each goes through rows of its own.
+        r = replace(r, block=min(r.block, 32))
+        looped, warps = is_symbolic(r.size) or r.blocks > 1, max(1, x.block // 32)
+        narrow = False
     turns = 0 if is_symbolic(r.size) else r.blocks
     return Tiling((x, r), True, looped, warps, unroll=UNROLL if narrow and turns >= UNROLL else 1)
 
 
+def _scattered(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling | None:
+    """Elements at any places, the same in all columns: column after column for many rows, each of
+    which finds in a cache what others have brought there. A thread has one row, and what it takes
+    to hide that a cache is slow on its way."""
+    loads, points = scattered_reads(kernel, buffers), hint_of(kernel.row_points)
+    reduces = any(n.reduction is not None or n.scan is not None for n in kernel.nests)
+    if not loads or reduces or points < 128 * MULTIPROCESSORS:
+        return None
+    width = 256 if points >= 512 * MULTIPROCESSORS else 128
+    axes = (Axis("x", kernel.rows, width), Axis("r", kernel.columns, 1))
+    several = loads <= 4 and not is_symbolic(kernel.column_points)
+    return Tiling(axes, True, True, width // 32, unroll=UNROLL if several else 1)
+
+
 def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
+    if (scattered := _scattered(kernel, buffers)) is not None:
+        return scattered
     weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
     kernel = _in_memory_order(kernel, weight)
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
     if kernel.rows and along_rows:
         heaviest = max(kernel.rows, key=lambda v: weight.get(v, 0))
-        along = _run([index for _, index in accesses(kernel)], kernel.rows, heaviest)
+        along = run_along([index for _, index in accesses(kernel)], kernel.rows, heaviest)
         least = 8 if along_rows > along_columns else SIDE
         # (A stripe of rows is read along its columns, too, wherever these are long.)
         long = hint_of(prod(v.size for v in along)) >= least
@@ -308,6 +319,9 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
             for _, index in set(accesses(kernel))
         )
         elements, each = (512, 256) if repeating < 2 else (max(4096, 2 * padded), 512)
+        if padded >= 2048 and points >= 4 * MULTIPROCESSORS:
+            # To exchange positions between threads takes as long as to go through 16 elements.
+            each = 1024 if any(n.with_index for n in kernel.nests) else each
         x_block = 1
         while (
             x_block * padded < elements
