@@ -354,13 +354,25 @@ def test_deterministic_algorithms_are_the_librarys_on_a_gpu() -> None:
 
 
 def test_a_large_narrow_target_is_the_librarys_on_a_gpu() -> None:
-    """It would have to lie in memory in float32 as well."""
+    """It would have to lie in memory in float32 as well: beside a library that sorts rows that is
+    little, beside one that adds them at once much."""
     fn, (_, index) = CASES["embedding"]
     for rows, dtype, ours in (
-        (4, torch.bfloat16, False), (4, torch.float32, True), (40, torch.bfloat16, True),
+        (1, torch.bfloat16, False), (1, torch.float32, True), (40, torch.bfloat16, True),
     ):  # fmt: skip
         inputs = floats(3, rows, 24).to(dtype), index[:, :rows]
         gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+        nodes = lower(gm, CUDA).nodes
+        assert ours == (not any(isinstance(n, ExternCall) for n in nodes))
+    for width, dtype, ours in (
+        (20, torch.bfloat16, False), (20, torch.float32, True), (48, torch.bfloat16, True),
+    ):  # fmt: skip
+        given = floats(64, 48).to(dtype), ints(48, 64 * width).view(64, width)
+        added = floats(64, width).to(dtype)
+        gm = trace_aten(
+            lambda x, i, v: x.scatter_add(1, i, v), *given, added,
+            decompositions=core_aten_table(),
+        )  # fmt: skip
         nodes = lower(gm, CUDA).nodes
         assert ours == (not any(isinstance(n, ExternCall) for n in nodes))
 

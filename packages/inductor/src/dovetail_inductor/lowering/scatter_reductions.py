@@ -18,6 +18,7 @@ from dovetail_inductor.lowering.indexing import checked_index
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import cast
 from dovetail_inductor.lowering.scatter_target import (
+    LARGER_IF_SORTED,
     Point,
     Target,
     accumulated_dtype,
@@ -163,7 +164,7 @@ def _embedding_backward(
 ) -> Any:
     gradient, index, rows, padding, by_frequency = args
     value = value_like(tensor_of(node), node.name)
-    if by_frequency or not is_ours(ctx, value, SUM, gradient.shape):
+    if by_frequency or not is_ours(ctx, value, SUM, gradient.shape, LARGER_IF_SORTED):
         return NotImplemented
     b = ctx.builder
     make_cheap(ctx, None, gradient, index)

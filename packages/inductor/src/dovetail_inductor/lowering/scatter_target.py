@@ -23,8 +23,9 @@ from dovetail_inductor.lowering.values import Context, Indices, Value
 # A source element that costs more is computed before, where loops run in parallel.
 SOURCE_COST = 12
 
-# A target of narrow elements is left to the library if it is so many times as large as the source.
-LARGER_TARGET = 4
+# A target of narrow elements is left to the library if it is so many times as large as the source:
+# a library that sorts what it adds (by rows) takes several times as long as one that adds at once.
+LARGER_TARGET, LARGER_IF_SORTED, LARGER_IF_ADDED = 4, 16, 1
 
 # At a point of the source: where it goes in the target, and what it brings.
 Point = Callable[[Indices], tuple[Sequence[Index], Expr]]
@@ -45,16 +46,22 @@ def of_values(reduction: Reduction | None, dtype: torch.dtype) -> Reduction | No
     return MAX if reduction is SUM and dtype is torch.bool else reduction
 
 
-def is_ours(ctx: Context, value: Value, reduction: Reduction | None, shape: Sequence[int]) -> bool:
+def is_ours(
+    ctx: Context,
+    value: Value,
+    reduction: Reduction | None,
+    shape: Sequence[int],
+    larger: int = LARGER_TARGET,
+) -> bool:
     """Whether to combine elements of a source of this shape by a kernel of ours: on a GPU not where
-    what several elements make of one place must not depend on their order, nor where a large target
-    of narrow elements would have to lie in memory in wider ones."""
+    what several elements make of one place must not depend on their order, nor where a target of
+    narrow elements, `larger` than the source by this factor, would have to lie in wider ones."""
     if not ctx.target.scatters.parallel:
         return True
     if torch.are_deterministic_algorithms_enabled():
         return False
     wider = accumulated_dtype(value.dtype, reduction).itemsize > value.dtype.itemsize
-    return not wider or hint_of(value.numel) <= LARGER_TARGET * hint_of(prod(shape))
+    return not wider or hint_of(value.numel) <= larger * hint_of(prod(shape))
 
 
 class Target:

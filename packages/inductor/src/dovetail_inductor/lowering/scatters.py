@@ -25,6 +25,8 @@ from dovetail_inductor.lowering.indexing import broadcast_shape, picked_indices
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load
 from dovetail_inductor.lowering.scatter_target import (
+    LARGER_IF_ADDED,
+    LARGER_IF_SORTED,
     Target,
     element_of,
     is_ours,
@@ -59,7 +61,7 @@ def _index_put(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[st
     lead = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     others = [base.shape[d] for d, p in enumerate(picks) if p is None]
     whole = (*others[:lead], *shape, *others[lead:])
-    if not is_ours(ctx, value, reduction, whole):
+    if not is_ours(ctx, value, reduction, whole, LARGER_IF_SORTED):
         return NotImplemented
     make_cheap(ctx, base, source, *used)
 
@@ -108,7 +110,7 @@ def _scatter(reduction: Reduction | None) -> Rule:
         base, dim, index, source = args[:4]
         value = value_like(tensor_of(node), node.name)
         how = of_values(reduction, value.dtype)
-        if kwargs or len(args) > 4 or not is_ours(ctx, value, how, index.shape):
+        if kwargs or len(args) > 4 or not is_ours(ctx, value, how, index.shape, LARGER_IF_ADDED):
             return NotImplemented
         target = Target(ctx, value, how)
         target.begin_as(base, node)

@@ -68,8 +68,10 @@ def silu(x: Value) -> Value:
 
 @formula
 def mish(x: Value) -> Value:
-    """x tanh(log(1 + eˣ))"""
-    return x * tanh(log1p(exp(x)))
+    """x tanh(log(1 + eˣ)), which is x n / (n + 2) of n = eˣ (eˣ + 2); x itself beyond 20"""
+    power = exp(x)
+    n = power * (power + 2.0)
+    return where(x > 20.0, x, x * (n / (n + 2.0)))
 
 
 def _ramp6(x: Value) -> Value:
