@@ -15,13 +15,7 @@ from dovetail_inductor.loop_ir.loops import LoopNest
 from dovetail_inductor.loop_ir.sizes import any_symbolic, known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
-from dovetail_inductor.lowering.values import (
-    Context,
-    Indices,
-    Value,
-    tensor_of,
-    value_like,
-)
+from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
 from dovetail_inductor.lowering.views import slice_bounds
 
 IndexKind = Literal["plain", "wrapped", "scattered"]

@@ -124,11 +124,7 @@ def _made_row(lines: Lines, product: ProductKernel, row: FusedKernel, emission: 
     tiles = product.tiles
     axes = (Axis("ax", (), 1), Axis("ar", row.columns, tiles.k))
     own = _RowEmission(
-        row,
-        emission.buffers,
-        Tiling(axes, True, False, tiles.warps),
-        lines,
-        emission.parameters,
+        row, emission.buffers, Tiling(axes, True, False, tiles.warps), lines, emission.parameters
     )
     return f"{lines.define(own.made(product.left.buffer), 'row')}.to(tl.float32)"
 

@@ -102,11 +102,7 @@ class UnsupportedOp(NotImplementedError):
 
 
 def emit_op(
-    op: str,
-    args: Sequence[str],
-    operand: torch.dtype,
-    result: torch.dtype,
-    narrow: bool = False,
+    op: str, args: Sequence[str], operand: torch.dtype, result: torch.dtype, narrow: bool = False
 ) -> str:
     """Triton text of one op on operands of dtype `operand`. With `narrow` all that is made of the
     result is stored in 2 bytes.
