@@ -50,6 +50,17 @@ def test_buffers_live_in_the_slab_otherwise(check):
     assert len(own) == 1  # the result
 
 
+def test_no_slab_of_large_buffers_is_held_beside_much_larger_results() -> None:
+    def fn(x: Tensor, w: Tensor) -> list[Tensor]:
+        small = (torch.relu(x) @ w).sum(1)  # of 2 MiB each, dead before the 128 MiB below are made
+        return [small[:, None] * k + x for k in range(64)]
+
+    inputs = torch.randn(512, 1024), torch.randn(1024, 1024)
+    gm = trace_aten(fn, *inputs, decompositions=core_aten_table())
+    graph = fuse(lower(gm), InductorOptions())
+    assert all(graph.buffers[name].nbytes < LARGE_BYTES for name in plan_memory(graph).offsets)
+
+
 def on_gpu(fn, *inputs):
     """The kernels of `fn`, as if its tensors were on a GPU."""
     gm = trace_aten(fn, *inputs, decompositions=core_aten_table())

@@ -31,7 +31,7 @@ WORTH_BYTES = 1 << 19
 SMALL_BYTES, FEW_BUFFERS = 1 << 15, 16
 # On a CPU a slab is kept between calls, which saves the page faults of fresh memory. Large buffers
 # get memory of their own there only where the slab would raise the call's peak by more than this.
-SLAB_PEAK = 1.05
+SLAB_PEAK = 1.005
 
 
 @dataclass(frozen=True)
