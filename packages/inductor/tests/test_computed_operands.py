@@ -161,6 +161,9 @@ CASES: dict[str, tuple[Fn, tuple[Tensor, ...], int]] = {
         (half(4, 120), half(40, 120).to(torch.float8_e5m2), scale(40, 5)),
         1,
     ),
+    "64 rows": (scaled_after, (half(64, 96), kept(EIGHT, 48, 96), scale(48)), 1),
+    "100 rows by four bits": (four_bits, (half(100, 128), kept(FOUR, 48, 64), scale(48, 2)), 1),
+    "64 rows by two bits": (two_bits, (half(64, 256), kept(FOUR, 48, 64), scale(48, 4)), 1),
     "tied": (tied, (half(4, 64), half(2, 64), kept(EIGHT, 48, 64), scale(48)), 2),
 }
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import DeviceTuner, InductorOptions, compile_graph
 from dovetail_inductor.options import Gpu
-from dovetail_inductor.products import choose_products
+from dovetail_inductor.products import choose_products, few_rows
 from dovetail_inductor.products.candidates import candidates
 from dovetail_inductor.scheduler.kernels import ProductTiles
 from dovetail_prims.decompositions import core_aten_table
@@ -140,6 +140,15 @@ def test_by_the_library(name: str) -> None:
     fn, inputs, _ = CASES[name]
     check(load(compile_graph(trace_aten(fn, *inputs, decompositions=core_aten_table())))(*inputs),
           fn(*inputs))  # fmt: skip
+
+
+def test_integers_are_ours_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, inputs, _ = CASES["integers"]
+    assert any(isinstance(s, CallAten) for s in compiled(fn, inputs, None).steps), "too few"
+    monkeypatch.setattr(few_rows, "BUSY", 0.0)
+    plan = compiled(fn, inputs, None)
+    assert not any(isinstance(s, CallAten) for s in plan.steps)
+    check(ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs), fn(*inputs))
 
 
 REFUSED: dict[str, tuple[Fn, tuple[Tensor, ...]]] = {

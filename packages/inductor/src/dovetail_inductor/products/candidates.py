@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dovetail_inductor.options import Gpu
-from dovetail_inductor.scheduler.kernels import ProductTiles
+from dovetail_inductor.scheduler.kernels import ProductTiles, covering
 
 MOST = 10  # candidates of one product
 SHARED_BYTES = 220 * 1024  # of tiles on their way
@@ -90,8 +90,8 @@ def candidates(
         table, persistent = one if some or batch == 1 else (_MANY_BATCHES, _PERSISTENT_BATCHES)
         found |= dict.fromkeys(_persistent(persistent, sizes, gpu, itemsize))
     for block_m, block_n, block_k, warps, stages in table:
-        block_m = max(block_m, 32) if few and m > 16 else min(block_m, _covering(m))
-        block_n, block_k = min(block_n, _covering(n)), _depth(block_k, k, itemsize)
+        block_m = max(block_m, 32) if few and m > 16 else min(block_m, covering(m))
+        block_n, block_k = min(block_n, covering(n)), _depth(block_k, k, itemsize)
         tiles = ProductTiles(block_m, block_n, block_k, warps, stages)
         while tiles.stages > 2 and _shared(tiles, itemsize) > SHARED_BYTES:
             tiles = replace(tiles, stages=tiles.stages - 1)
@@ -108,7 +108,7 @@ def _persistent(
     table = [(row, True) for row in rows] if gpu.descriptors else []
     table += [(row, False) for row in rows[: _UNDESCRIBED if table else None]]
     for (block_m, block_n, block_k, warps, stages, each), descriptors in table:
-        block_m, block_n = min(block_m, _covering(m)), min(block_n, _covering(n))
+        block_m, block_n = min(block_m, covering(m)), min(block_n, covering(n))
         programs = each * gpu.multiprocessors
         if batch * -(-m // block_m) * -(-n // block_n) <= programs:
             continue
@@ -122,14 +122,9 @@ def _persistent(
         yield replace(tiles, programs=programs, descriptors=descriptors)
 
 
-def _covering(size: int) -> int:
-    """The smallest block worth using that is as long as `size`."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
 def _depth(block: int, k: int, itemsize: int) -> int:
     """As many bytes along the inner dimension as a table says of elements of two."""
-    return max(32 // itemsize, min(2 * block // itemsize, _covering(k)))
+    return max(32 // itemsize, min(2 * block // itemsize, covering(k)))
 
 
 def _in_parts(

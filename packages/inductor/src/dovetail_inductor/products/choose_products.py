@@ -20,7 +20,7 @@ from dovetail_inductor.products.find_products import (
     is_ours_to_compute,
     with_forms,
 )
-from dovetail_inductor.products.products import Form, Product
+from dovetail_inductor.products.products import Form, Product, as_they_are
 from dovetail_inductor.scheduler.kernels import KernelGraph, ProductKernel, ProductTiles
 from dovetail_inductor.scheduler.lifetimes import writes_of
 from dovetail_inductor.scheduler.memory import plan_memory
@@ -195,7 +195,7 @@ def _problem(key: Key, asked: _Asked, options: InductorOptions) -> Problem:
     work = asked.work
 
     def plans() -> list[Plan]:
-        forms = [work.library(), *(_form(work, t) for t in asked.tiles)]
+        forms = [as_they_are(work.graph, work.positions), *(_form(work, t) for t in asked.tiles)]
         return [plan_of(work.graph, work.positions, form, options) for form in forms]
 
     return Problem(key, ("library", *(t.as_text() for t in asked.tiles)), plans)

@@ -51,10 +51,6 @@ class DualProduct:
         batch, m, n, k = self.members[0].sizes
         return batch, m, 2 * n, k
 
-    def library(self) -> Form:
-        """The steps as they are."""
-        return Form({at: (self.graph.steps[at],) for at in self.positions}, self.positions)
-
     def in_one(self, tiles: ProductTiles) -> Form | None:
         """One kernel of ours; None if its loops are other loops."""
         kernel = self._kernel(tiles)

@@ -16,14 +16,19 @@ from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
 from dovetail_inductor.products.dual_products import DualProduct, find_duals
 from dovetail_inductor.products.find_products import (
-    OPERATORS,
     ProductGroup,
     find_groups,
     find_products,
     is_ours_to_compute,
     with_forms,
 )
-from dovetail_inductor.products.products import Form, Product
+from dovetail_inductor.products.products import (
+    OF_INTEGERS,
+    SCALED,
+    Form,
+    Multiplication,
+    Product,
+)
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
     ComputedOperand,
@@ -31,16 +36,18 @@ from dovetail_inductor.scheduler.kernels import (
     ProductKernel,
     ProductTiles,
     Step,
+    covering,
 )
 from dovetail_inductor.scheduler.lifetimes import writes_of
 from dovetail_inductor.scheduler.memory import MemoryPlan
 
 MOST_ROWS = 32
-# By weights that are kept in fewer bits: computed and written for the library first, they would be
-# written and read again.
-MOST_ROWS_BY_FEW_BITS = 32
-# So many numbers lie side by side in 16 bytes, which is what a GPU reads at once.
-VECTOR = 8
+# By weights that are kept in fewer bits, which for the library would be written and read again: on
+# an H200 (1024 x 1024 to 4096 x 14336 of them) kernels of ours took 0.8 to 1.2 of the time of both
+# of 256 rows, 0.6 to 0.93 of 128 and 0.4 to 0.8 of 48.
+MOST_ROWS_BY_FEW_BITS = 128
+# What a GPU reads at once.
+VECTOR_BYTES = 16
 # Columns and depth of a tile, warps and stages: narrow tiles make enough programs of few columns.
 TILES = ((16, 256, 2, 6), (32, 128, 4, 6), (64, 128, 4, 5), (128, 128, 4, 4))
 # Where no tile is wide enough for all programs to run at once, they come in several waves.
@@ -51,6 +58,14 @@ WORTH_PARTS, LONG, LEAST_PART, MOST_PARTS = 1536, 8192, 256, 16
 # So many of the multiprocessors are enough: twice as many parts, in as little time at best, are
 # twice the sums that go through memory.
 BUSY = 15 / 16
+# Of more rows, by weights of few bits, an H200 took the first where their columns are enough for
+# every multiprocessor.
+WIDE_TILES, TILES_OF_64 = ProductTiles(128, 64, 64, 4, 3), ProductTiles(64, 64, 128, 4, 3)
+# Of integers, of which the library leaves half of a Hopper's speed: on an H200, with what follows,
+# 32 and 64 rows (in two parts at most) took 0.63 to 0.87 of its time, 512 and more 0.53 to 0.98.
+FEW_INTEGERS, MANY_INTEGERS = ProductTiles(64, 64, 128, 4, 5), ProductTiles(128, 128, 128, 4, 3)
+# Programs on each multiprocessor, below which the former are cut in parts.
+EACH = 1.5
 # Of one row, by the bits of weights: how deep a tile is at most, how many columns a program has and
 # how many numbers of the row a thread multiplies at least.
 ROW_TILES = ((4, 8192, 8, 16), (64, 8192, 2, 32))
@@ -72,10 +87,12 @@ def multiply_few_rows(
 
     def ours(call: ExternCall) -> bool:
         right = call.args[-1]
-        own = computed.get(right.buffer) if computed and isinstance(right, Strided) else None
-        few_bits = own is not None and own.bits(graph.buffers) <= 8
-        most = MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS
-        return (computed is None or own is not None) and _few_rows(call, graph, options, most)
+        if computed is None:
+            return _few_rows(call, graph, options, MOST_ROWS)
+        if not isinstance(right, Strided) or right.buffer not in computed:
+            return False
+        few_bits = computed[right.buffer].bits(graph.buffers) <= 8
+        return _few_rows(call, graph, options, MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS)
 
     products = find_products(graph, ours)
     forms: list[Form] = []
@@ -125,24 +142,34 @@ def _multiplies(step: Step) -> bool:
 
 
 def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
-    """Whether a library call is a product of few rows, `most` of them, that a kernel of ours reads
-    fast."""
-    if call.op not in OPERATORS or not is_ours_to_compute(call, graph, options.target_of):
+    """Whether a library call is a product of few rows, `most` of them, or of integers, that a
+    kernel of ours reads fast."""
+    if call.op == SCALED or not is_ours_to_compute(call, graph, options.target_of):
         return False
-    left, right = call.args[-2:]
-    assert isinstance(left, Strided) and isinstance(right, Strided)
-    if len(left.shape) != 2 or left.shape[0] > most:
+    of, integers = Multiplication.of(call), call.op == OF_INTEGERS
+    left, right = of.left, of.right
+    if len(left.shape) != 2 or (left.shape[0] > most and not integers):
         return False
-    in_rows = left.stride[1] == 1 and 1 in right.stride
+    gpu = options.gpu_of(graph.buffers[left.buffer].device)
+    if integers:
+        m, n = left.shape[0], right.shape[1]
+        tiles = integer_tiles((1, m, n, left.shape[1]), gpu)
+        busy = tiles.programs_for(m, n) * tiles.parts >= BUSY * gpu.multiprocessors
+        if not busy or tiles.parts > (2 if m <= 64 else 1):
+            return False
+    in_rows = left.stride[1] == 1 and 1 in (right.stride[:1] if integers else right.stride)
     starts = [t.offset + graph.buffers[t.buffer].offset for t in (left, right)]
-    aligned = all(n % VECTOR == 0 for n in (*starts, left.stride[0], max(right.stride)))
+    vector = VECTOR_BYTES // graph.buffers[left.buffer].dtype.itemsize
+    aligned = all(n % vector == 0 for n in (*starts, left.stride[0], max(right.stride)))
     # measured on GPUs with the shared memory of a Hopper
-    return in_rows and aligned and options.gpu_of(graph.buffers[left.buffer].device).descriptors
+    return in_rows and aligned and gpu.descriptors
 
 
 def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptions) -> ProductTiles:
     first = work if isinstance(work, Product) else work.members[0]
     _, m, n, k = work.sizes
+    if first.call.op == OF_INTEGERS:
+        return integer_tiles(work.sizes, options.gpu_of(first.out.device))
     if m == 1 and first.operands[1].stride[0] == 1:
         return one_row_tiles(n, k)
     return tiles_for(work.sizes, options.gpu_of(first.out.device))
@@ -151,9 +178,9 @@ def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptio
 def one_row_tiles(n: int, k: int, bits: float = 16) -> ProductTiles:
     """The tiles for one row, by columns each of which is dense in memory, of so many bits."""
     most, columns, numbers = next(rule for own, *rule in ROW_TILES if bits <= own)
-    depth = min(_covering(k), most)
+    depth = min(covering(k), most)
     warps = max(1, min(8, depth // (32 * numbers)))
-    return ProductTiles(1, min(_covering(n), columns), depth, warps, 1)
+    return ProductTiles(1, min(covering(n), columns), depth, warps, 1)
 
 
 def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
@@ -162,12 +189,13 @@ def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
     _, m, n, k = sizes
     multiprocessors = gpu.multiprocessors
     if m > MOST_ROWS:
-        return ProductTiles(64 if m <= 64 else 128, 64, 64, 4, 3)
+        wide = m > 64 and -(-n // 64) >= multiprocessors
+        return _in_parts(WIDE_TILES if wide else TILES_OF_64, sizes, gpu)
     rows = 16 if m <= 16 else 32
 
     def of(tile: tuple[int, int, int, int], parts: int = 1) -> ProductTiles:
         columns, depth, warps, stages = tile
-        columns, depth = min(columns, _covering(n)), min(depth, _covering(k))
+        columns, depth = min(columns, covering(n)), min(depth, covering(k))
         return ProductTiles(rows, columns, depth, warps, stages, parts)
 
     few_columns = 2 * -(-n // TILES[0][0]) < multiprocessors
@@ -181,6 +209,18 @@ def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
     return of(next(at_once, IN_WAVES))
 
 
-def _covering(size: int) -> int:
-    """The shortest side of a tile that is worth using and covers `size`."""
-    return max(16, 1 << (size - 1).bit_length())
+def integer_tiles(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:
+    """The tiles for products of (1, m, n, k) of integers."""
+    return _in_parts(FEW_INTEGERS if sizes[1] <= 64 else MANY_INTEGERS, sizes, gpu, BUSY)
+
+
+def _in_parts(
+    tiles: ProductTiles, sizes: tuple[int, int, int, int], gpu: Gpu, each: float = EACH
+) -> ProductTiles:
+    """Tiles no larger than the matrices, with the inner dimension cut where programs are few."""
+    _, m, n, k = sizes
+    programs, parts = tiles.programs_for(m, n), 1
+    while programs * parts < each * gpu.multiprocessors and k >= 2 * parts * LEAST_PART:
+        parts *= 2
+    columns, depth = min(tiles.n, covering(n)), min(tiles.k, max(32, covering(k)))
+    return replace(tiles, n=columns, k=depth, parts=min(parts, MOST_PARTS))

@@ -189,10 +189,6 @@ class ProductGroup:
         """Where the steps stand that a form replaces."""
         return frozenset().union(*(p.positions for p in self.members))
 
-    def library(self) -> Form:
-        """The steps as they are."""
-        return Form({at: (self.graph.steps[at],) for at in self.positions}, self.positions)
-
     def form(self, tiles: ProductTiles) -> Form:
         """One launch for the products, whole or in parts, and after it what reads them."""
         first = min(p.position for p in self.members)

@@ -168,15 +168,13 @@ class Product:
         """The loops over the result."""
         return tuple(Var(i, n) for i, n in enumerate(self.out.shape))
 
-    def library(self) -> Form:
-        """The steps as they are."""
-        return Form({at: (self.graph.steps[at],) for at in self.positions}, self.positions)
-
     def in_one(self, tiles: ProductTiles) -> Form | None:
         """One kernel of ours for the product and, where it reads point by point, its consumer; None
         if its loops are other loops."""
         if self.target is None:
-            placed: dict[int, tuple[Step, ...]] = dict(self.library().placed)
+            placed: dict[int, tuple[Step, ...]] = dict(
+                as_they_are(self.graph, self.positions).placed
+            )
             return Form({**placed, self.position: (self.alone(tiles),)}, self.positions)
         found = self.followed(tiles)
         return Form({self.target: (found,)}, self.positions) if found else None
@@ -324,6 +322,11 @@ class Product:
             kernel = FusedKernel(f"{self.out.name}_product", nest.vars, (), (nest,))
             return kernel, {v: (v,) for v in nest.vars}
         return joined(self.graph.builder, nest, consumer, self.sole_reader is not None)
+
+
+def as_they_are(graph: KernelGraph, positions: frozenset[int]) -> Form:
+    """The steps at some positions of the graph as a form: the library's."""
+    return Form({at: (graph.steps[at],) for at in positions}, positions)
 
 
 def kernel_at(graph: KernelGraph, position: int) -> FusedKernel:

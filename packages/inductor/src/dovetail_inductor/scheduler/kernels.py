@@ -110,12 +110,21 @@ class ProductTiles:
     apart: bool = False
     early: bool = False
 
+    def programs_for(self, m: int, n: int) -> int:
+        """How many tiles a matrix of m x n has."""
+        return -(-m // self.m) * -(-n // self.n)
+
     def as_text(self) -> str:
         """Short: `128x256x64 8 warps 3 stages 132 programs persistent TMA`."""
         text = f"{self.m}x{self.n}x{self.k} {self.warps} warps {self.stages} stages"
         text += f" {self.parts} parts" if self.parts > 1 else ""
         text += f" {self.programs} programs persistent" if self.programs else ""
         return text + (" TMA" if self.descriptors else "")
+
+
+def covering(size: int) -> int:
+    """The shortest side of a tile that is worth using and covers `size`."""
+    return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 # So many tiles, one below the other, are computed before those to their right.
 GROUP = 8
+# So many rows at most are read again for each of several neighbours.
+FEW_ROWS = 32
 # The number of the tile that a persistent kernel ends.
 ENDED = "ended"
 
@@ -214,14 +216,16 @@ def _multiply(
     `emission` is of the kernel that computes the others.
 
     Where several neighbours along the inner dimension are made of the same memory, so many products
-    are added up in each turn: of the first of them, of the second.
+    are added up in each turn: of the first of them, of the second. Of many rows, which are to be
+    read in whole vectors, the neighbours are put side by side.
     """
     tiles, left, right = product.tiles, product.left, product.right
     m, k = left.shape[-2:]
     accs, names = numbered("acc", product), numbered("b", product)
     depth = depth_of(product)
+    turns = 1 if tiles.m > FEW_ROWS and depth.in_one in (2, 4, 8) else depth.in_one
     kind = _zeros(lines, product, emission.buffers)
-    lines.add(f"kk = {depth.positions}")
+    lines.add(f"kk = {depth.positions if turns > 1 else f'tl.arange(0, {tiles.k})'}")
     along_m = _along(lines, "am", "py", tiles.m, m, left.stride[-2], "[:, None]")
     if any(pointers):
         along_n = _along(lines, "bn", "px", tiles.n, right.shape[-1], right.stride[-1], "[None, :]")
@@ -251,8 +255,9 @@ def _multiply(
             lines.add(f"{name}_tile = {load(name, along_n, '[:, None]')}")
             rights.append([f"{name}_tile"])
         else:
-            rights.append([*computed_tiles(lines, product, own.buffer, depth, emission).tiles])
-    for turn in range(depth.in_one):
+            each = computed_tiles(lines, product, own.buffer, depth, emission).tiles
+            rights.append([*each] if turns == len(each) else [_side_by_side(tiles, each)])
+    for turn in range(turns):
         further = f" + {turn * left.stride[-1]}" if turn else ""
         lines.add(f"a_tile = {load(f'a{further}', along_m, '[None, :]')}")
         for acc, made in zip(accs, rights, strict=True):
@@ -293,6 +298,18 @@ def _multiply_described(
     for acc, tile in zip(accs, tile_names, strict=True):
         lines.add(_added(tiles, acc, f"{tile}_tile", kind))
     lines.indent -= 1
+
+
+def _side_by_side(tiles: ProductTiles, made: Sequence[str]) -> str:
+    """Tiles as one, in which rows of each follow one another."""
+
+    def joined(names: Sequence[str]) -> str:
+        return (
+            names[0] if len(names) == 1 else f"tl.join({joined(names[::2])}, {joined(names[1::2])})"
+        )
+
+    apart = f"tl.reshape({joined(made)}, [{tiles.k // len(made)}, {tiles.n}, {len(made)}])"
+    return f"tl.reshape(tl.permute({apart}, (0, 2, 1)), [{tiles.k}, {tiles.n}])"
 
 
 def _zeros(lines: Lines, product: ProductKernel, buffers: Mapping[str, Buffer]) -> str:
