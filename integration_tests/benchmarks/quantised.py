@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def several(call: Callable[[], Any], count: int) -> Callable[[], None]:
     return run
 
 
-def lines(kind: str, program: str, rows: int, options: Any) -> list[str]:
+def lines(kind: str, program: str, rows: int, options: Any) -> Iterator[str]:
     """A line of the table for each system."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -141,7 +141,6 @@ def lines(kind: str, program: str, rows: int, options: Any) -> list[str]:
     with torch.device(device):
         model = Program(kind, program == "mlp", width, between)
         x = torch.randn(rows, width, dtype=BF)
-    found = []
     with torch.no_grad():
         wanted = model(x.float(), exact=True)
         once = measure.median_seconds(lambda: model(x), device, 0.05)
@@ -154,18 +153,17 @@ def lines(kind: str, program: str, rows: int, options: Any) -> list[str]:
                 error = float((fn(x).float() - wanted).abs().mean() / wanted.std())
             except Exception as failed:  # of the other system, say
                 text = (str(failed).splitlines() or [""])[0]
-                found.append(f"| {kind} | {program} | {rows} | {system} | {text[:60]} |")
+                yield f"| {kind} | {program} | {rows} | {system} | {text[:60]} |"
                 continue
             measure.synchronize(device)
             first = time.perf_counter() - start
             fn(x), fn(x)
             pair = several(lambda: model(x), count), several(lambda: fn(x), count)  # noqa: B023
             eager, own, ratio = measure.interleaved(*pair, device, options.seconds)
-            found.append(
+            yield (
                 f"| {kind} | {program} | {rows} | {system} | {eager / count * 1e6:.0f} "
                 f"| {own / count * 1e6:.0f} | {ratio:.2f}x | {error:.4f} | {first:.1f} s |"
             )
-    return found
 
 
 def main() -> int:
@@ -185,7 +183,8 @@ def main() -> int:
     for program in options.programs:
         for rows in options.rows:
             for kind in options.kinds:
-                print("\n".join(lines(kind, program, rows, options)), flush=True)
+                for line in lines(kind, program, rows, options):
+                    print(line, flush=True)
     return 0
 
 

@@ -35,7 +35,9 @@ ROUNDING = {
 }  # fmt: skip
 # What is too large for e4m3 becomes the largest number, or NaN: PyTorch's versions differ. (What is
 # too large for e5m2 is infinite.)
-E4M3_SATURATES = not torch.full((), 1e6).to(torch.float8_e4m3fn).float().isnan().item()
+E4M3_SATURATES = (
+    not torch.full((), 1e6, device="cpu").to(torch.float8_e4m3fn).float().isnan().item()
+)
 
 # Scalar ops that have other names than the operators of tensors.
 _NAMES = {"bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right"}
