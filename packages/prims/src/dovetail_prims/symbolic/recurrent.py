@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from dovetail_prims.symbolic.recurrent_training import cudnn_needs, trained
+from dovetail_prims.symbolic.recurrent_training import cudnn_needs, gradients_fake, trained
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lstm": torch.lstm,
@@ -48,7 +48,7 @@ def _operators() -> tuple[OpOverload, OpOverload, Any]:
     library.impl("layers_backward", _layers_backward, "CompositeExplicitAutograd")
     names = ("dovetail_recurrent::layers", "dovetail_recurrent::layers_backward")
     register: Any = torch.library.register_autograd
-    fakes: tuple[Callable[..., Any], ...] = (_layers_fake, _backward_fake)
+    fakes: tuple[Callable[..., Any], ...] = (_layers_fake, gradients_fake)
     for name, fake in zip(names, fakes, strict=True):
         torch.library.register_fake(name, fake, lib=library)
     register(names[0], _backward, setup_context=_setup, lib=library)
@@ -108,14 +108,6 @@ def _layers_backward(
         wanted = [value for value in given if value.requires_grad]
         found = torch.autograd.grad(results, wanted, list(grads))
     return [gradient.contiguous() for gradient in found]
-
-
-def _backward_fake(
-    kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *rest: Any
-) -> list[Tensor]:
-    *_, of = rest
-    given = (x, *state, *params)
-    return [v.new_empty(tuple(v.shape)) for v, wanted in zip(given, of, strict=True) if wanted]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

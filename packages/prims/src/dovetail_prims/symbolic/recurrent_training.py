@@ -77,7 +77,7 @@ def operators() -> tuple[OpOverload, OpOverload, Any]:
     library.impl("trained_backward", _trained_backward, "CompositeExplicitAutograd")
     names = ("dovetail_recurrent::trained", "dovetail_recurrent::trained_backward")
     register: Any = torch.library.register_autograd
-    fakes: tuple[Callable[..., Any], ...] = (_trained_fake, _backward_fake)
+    fakes: tuple[Callable[..., Any], ...] = (_trained_fake, gradients_fake)
     for name, fake in zip(names, fakes, strict=True):
         torch.library.register_fake(name, fake, lib=library)
     register(names[0], _backward, setup_context=_setup, lib=library)
@@ -244,9 +244,10 @@ def _trained_fake(
     return [*results, x.new_empty((reserved,), dtype=torch.uint8)]
 
 
-def _backward_fake(
+def gradients_fake(
     kind: str, x: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], *rest: Any
 ) -> list[Tensor]:
+    """The gradients that are wanted, each like what it is of."""
     *_, of = rest
     given = (x, *state, *params)
     return [v.new_empty(tuple(v.shape)) for v, wanted in zip(given, of, strict=True) if wanted]

@@ -318,20 +318,27 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
             not index.indirects() and not set(index.variables()) & set(kernel.rows)
             for _, index in set(accesses(kernel))
         )
+        inside = {(n, i) for n, i in accesses(kernel) if i.variables() & set(kernel.columns)}
         elements, each = (512, 256) if repeating < 2 else (max(4096, 2 * padded), 512)
-        if padded >= 2048 and points >= 4 * MULTIPROCESSORS:
+        short = repeating < 2 and padded <= 512 and len(inside) <= 3
+        if short:  # more rows a thread: a program of few ends before memory is busy
+            elements = 2048
+        elif padded >= 2048 and points >= 4 * MULTIPROCESSORS:
             # To exchange positions between threads takes as long as to go through 16 elements.
-            each = 1024 if any(n.with_index for n in kernel.nests) else each
+            narrow = all(buffers[name].dtype.itemsize <= 2 for name, _ in inside)
+            each = 512 if narrow or any(n.with_index for n in kernel.nests) else each
         x_block = 1
         while (
             x_block * padded < elements
             and x_block * 2 <= power_of_two(points)
-            and points // (x_block * 2) >= MULTIPROCESSORS * 2
+            and points // (x_block * 2)
+            >= MULTIPROCESSORS * (8 if short and x_block * padded >= 512 else 2)
         ):
             x_block *= 2
         looped = is_symbolic(kernel.column_points)  # another call's row may be longer
         if looped:
             padded = max(16, min(padded, 4096 // x_block))
+        each = max(each, x_block * padded // 2) if short else each
         warps = max(1, min(16, x_block * padded // each))
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
