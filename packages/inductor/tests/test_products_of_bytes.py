@@ -117,9 +117,10 @@ def check(got: Sequence[object], wanted: Any, most: float = 0.01) -> None:
     for mine, eager in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
         assert isinstance(mine, Tensor)
         assert mine.dtype == eager.dtype and mine.stride() == eager.stride()
-        difference = (mine.cpu().float() - eager.float()).abs()
-        assert difference.mean() <= most * eager.float().abs().mean()
-        assert difference.max() <= 4 * most * eager.float().abs().max()
+        right = eager.cpu().float()
+        difference = (mine.cpu().float() - right).abs()
+        assert difference.mean() <= most * right.abs().mean()
+        assert difference.max() <= 4 * most * right.abs().max()
 
 
 @pytest.mark.parametrize("tiles", [SMALL, PARTS, DESCRIBED], ids=ProductTiles.as_text)
@@ -215,4 +216,4 @@ def test_measured_on_a_gpu(name: str, tmp_path: Any) -> None:
     gm = trace_aten(fn, *made, decompositions=core_aten_table())
     got = load(compile_graph(gm, made, tuner=tuner)).run(*made)
     assert tuner.choices and not tuner.failures
-    check(got, fn(*inputs))
+    check(got, fn(*made))  # (PyTorch 2.11 scales by rows on GPUs only)
