@@ -159,6 +159,13 @@ def test_rows_of_programs_of_many_columns_alone(
     assert sum(isinstance(s, LaunchTriton) for s in plan_of(fn, inputs).steps) == launches
 
 
+def test_a_residual_stays_with_the_norm_behind_the_library() -> None:
+    """As nothing follows a product of the library's in its kernel."""
+    fn, inputs, _ = CASES["a residual before it"]
+    plan = plan_of(fn, [t.float() for t in inputs])
+    assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == 3
+
+
 def test_what_is_no_number_stays_so() -> None:
     inputs = (half(1, 200), half(200), half(24, 200))
     inputs[0][0, 3] = float("nan")

@@ -171,7 +171,7 @@ def to_kernels(
     # While kernels that may follow a product in one kernel have launches of their own: first what
     # needs no measuring.
     kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, options))
-    kernels = passes.run("part_rows", lambda: part_rows(kernels))
+    kernels = passes.run("part_rows", lambda: part_rows(kernels, options))
     kernels = passes.run("compute_operands", lambda: compute_operands(kernels, options))
     if tuner is not None:
         kernels = passes.run("choose_products", lambda: choose_products(kernels, options, tuner))

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from dovetail_inductor.loop_ir.index import linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
+from dovetail_inductor.options import InductorOptions
+from dovetail_inductor.products.few_rows import few_rows
 from dovetail_inductor.products.find_products import OPERATORS, readers_and_writers
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
@@ -32,11 +34,13 @@ MOST_PROGRAMS = 4096
 MOST_IN_ONE = 2
 
 
-def part_rows(graph: KernelGraph) -> KernelGraph:
+def part_rows(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     """Give what a row's kernel stores besides, element by element, a launch of its own, where that
-    can join the product whose result it reads: a sum with a residual."""
+    can join the product of ours whose result it reads: a sum with a residual."""
     readers, writer = readers_and_writers(graph)
-    products = {at for at, step in enumerate(graph.steps) if _multiplies(step)}
+    calls = [(at, s) for at, s in enumerate(graph.steps) if isinstance(s, ExternCall)]
+    ours = (at for at, s in calls if s.op in OPERATORS and few_rows(s, graph, options, 1))
+    products = set(ours)
     steps: list[Step] = []
     for step in graph.steps:
         apart: set[str] = set()
@@ -82,14 +86,6 @@ def _is_row(kernel: FusedKernel) -> bool:
     plain = all(n.scatter is None and n.scan is None and not n.with_index for n in kernel.nests)
     symbolic = any(nest.is_symbolic for nest in kernel.nests)
     return not kernel.rows and bool(kernel.columns) and plain and not symbolic
-
-
-def _multiplies(step: Step) -> bool:
-    """Whether a step is a library call that multiplies one row."""
-    if not isinstance(step, ExternCall) or step.op not in OPERATORS:
-        return False
-    left = step.args[-2]
-    return isinstance(left, Strided) and left.shape[:-1] == (1,)
 
 
 def _between(steps: Sequence[Step], kernel: FusedKernel) -> bool:

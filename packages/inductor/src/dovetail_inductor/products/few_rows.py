@@ -88,11 +88,11 @@ def multiply_few_rows(
     def ours(call: ExternCall) -> bool:
         right = call.args[-1]
         if computed is None:
-            return _few_rows(call, graph, options, MOST_ROWS)
+            return few_rows(call, graph, options, MOST_ROWS)
         if not isinstance(right, Strided) or right.buffer not in computed:
             return False
         few_bits = computed[right.buffer].bits(graph.buffers) <= 8
-        return _few_rows(call, graph, options, MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS)
+        return few_rows(call, graph, options, MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS)
 
     products = find_products(graph, ours)
     forms: list[Form] = []
@@ -141,7 +141,7 @@ def _multiplies(step: Step) -> bool:
     return any(isinstance(kernel, ProductKernel) for kernel in own)
 
 
-def _few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
+def few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
     """Whether a library call is a product of few rows, `most` of them, or of integers, that a
     kernel of ours reads fast."""
     if call.op == SCALED or not is_ours_to_compute(call, graph, options.target_of):

@@ -123,9 +123,8 @@ def _made_row(lines: Lines, product: ProductKernel, row: FusedKernel, emission: 
     block in float32. `emission` is of the product's kernel."""
     tiles = product.tiles
     axes = (Axis("ax", (), 1), Axis("ar", row.columns, tiles.k))
-    own = _RowEmission(
-        row, emission.buffers, Tiling(axes, True, False, tiles.warps), lines, emission.parameters
-    )
+    tiling = Tiling(axes, True, False, tiles.warps)
+    own = _RowEmission(row, emission.buffers, tiling, lines, emission.parameters)
     return f"{lines.define(own.made(product.left.buffer), 'row')}.to(tl.float32)"
 
 
