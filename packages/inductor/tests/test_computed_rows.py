@@ -132,6 +132,11 @@ CASES: dict[str, tuple[Fn, tuple[Tensor, ...], int]] = {
 }
 
 
+def check(got: Sequence[object], wanted: Any) -> None:
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    torch.testing.assert_close(tuple(got), wanted, rtol=6e-3, atol=6e-3, check_stride=True)
+
+
 @pytest.fixture(autouse=True)
 def of_any_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computed_rows, "LEAST_COLUMNS", 1)
@@ -142,12 +147,7 @@ def test_as_eager(name: str) -> None:
     fn, inputs, launches = CASES[name]
     plan = plan_of(fn, inputs)
     assert sum(isinstance(s, LaunchTriton) for s in plan.steps) == launches
-    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs)
-    wanted = fn(*inputs)
-    for mine, eager in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        assert isinstance(mine, Tensor)
-        assert mine.dtype == eager.dtype and mine.stride() == eager.stride()
-        torch.testing.assert_close(mine, eager, rtol=6e-3, atol=6e-3)
+    check(ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs), fn(*inputs))
 
 
 @pytest.mark.parametrize("bits, launches", [(4, 1), (8, 2)])
@@ -184,7 +184,4 @@ def test_they_compile_for_a_gpu(name: str, build_for_h100: Any) -> None:
 def test_on_a_gpu(name: str) -> None:
     fn, inputs, _ = CASES[name]
     made = [i.cuda() for i in inputs]
-    got = load(plan_of(fn, made)).run(*made)
-    wanted = fn(*made)
-    for mine, eager in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
-        torch.testing.assert_close(mine, eager, rtol=6e-3, atol=6e-3)
+    check(load(plan_of(fn, made)).run(*made), fn(*made))

@@ -178,6 +178,7 @@ def to_kernels(
         kernels = passes.run("choose_attention", lambda: choose_attention(kernels, options, tuner))
     else:
         kernels = passes.run("multiply_few_rows", lambda: multiply_few_rows(kernels, options))
+    # After products have their tiles, which tell whether making the row pays.
     kernels = passes.run("compute_rows", lambda: compute_rows(kernels))
     # After fusion, which compares whole loops, and after what follows a product has joined it.
     kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, options))

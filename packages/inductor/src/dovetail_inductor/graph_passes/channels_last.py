@@ -171,8 +171,8 @@ def _is_oddly_grouped(node: Node, machine: str | None) -> bool:
     """Whether a convolution of half types has groups for which the vendor has no kernel in
     channels-last: of 2, 3, 24 or 29 channels they take 1.5 to 7 times as long as in rows, of 1
     with gaps in the window 5 times, those of other sizes than their results up to a hundred times.
-    (Of 1, 4, 8, 16, 32 and 64 channels,
-    0.2 to 1.2 of the time, on an H100; `convolution_layouts.py` measures it.)"""
+    (Of 1, 4, 8, 16, 32 and 64 channels, 0.2 to 1.2 of the time, on an H100;
+    `convolution_layouts.py` measures it.)"""
     x = fake_of(node.args[CONVOLUTIONS[node.target][-2]])
     groups, weight = _groups(node), _sizes(node, -1)
     if (machine or x._device.type) != "cuda" or x._dtype.itemsize != 2 or groups == 1:

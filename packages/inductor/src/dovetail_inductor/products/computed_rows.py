@@ -13,7 +13,7 @@ from dataclasses import replace
 from dovetail_inductor.loop_ir.index import linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.products.few_rows import few_rows
+from dovetail_inductor.products.few_rows import has_few_rows
 from dovetail_inductor.products.find_products import OPERATORS, readers_and_writers
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
@@ -25,10 +25,11 @@ from dovetail_inductor.scheduler.kernels import (
 )
 from dovetail_inductor.scheduler.lifetimes import writes_of
 
-# Programs of so few columns are so many that the row costs more than its launch, and wider ones
-# read other weights more slowly than those of 4 bits (H100, decoding.py).
+# Of fewer columns programs are so many that the row costs more than its launch, and wider ones read
+# weights of 8 and 16 bits more slowly (the model of decoding.py on an H200: 0.66 -> 0.70 to 0.76 ms
+# by int8, 0.89 -> 0.91 by bfloat16; by 4 bits, of such programs anyway, 0.78 -> 0.67).
 LEAST_COLUMNS = 8
-# Of more programs, as a head's, a launch is little beside the product.
+# Measured up to 2048 programs. Of many more, as a head's, a launch is little beside the product.
 MOST_PROGRAMS = 4096
 # So many numbers are made of one byte of weights at most: the row is split in so many.
 MOST_IN_ONE = 2
@@ -39,7 +40,7 @@ def part_rows(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     can join the product of ours whose result it reads: a sum with a residual."""
     readers, writer = readers_and_writers(graph)
     calls = [(at, s) for at, s in enumerate(graph.steps) if isinstance(s, ExternCall)]
-    ours = (at for at, s in calls if s.op in OPERATORS and few_rows(s, graph, options, 1))
+    ours = (at for at, s in calls if s.op in OPERATORS and has_few_rows(s, graph, options, 1))
     products = set(ours)
     steps: list[Step] = []
     for step in graph.steps:
@@ -71,7 +72,7 @@ def compute_rows(graph: KernelGraph) -> KernelGraph:
     for position, step in enumerate(graph.steps):
         if not isinstance(step, FusedKernel) or not _is_row(step):
             continue
-        for name in step.writes() - step.internal - kept:
+        for name in sorted(step.writes() - step.internal - kept):
             at = readers.get(name, [])
             if len(at) == 1 and not _between(graph.steps[position + 1 : at[0]], step):
                 made = _with_row(steps[at[0]], step, name, graph.buffers)

@@ -69,8 +69,9 @@ EACH = 1.5
 # Of one row, by the bits of weights: how deep a tile is at most, how many columns a program has and
 # how many numbers of the row a thread multiplies at least.
 ROW_TILES = ((4, 8192, 8, 16), (64, 8192, 2, 32))
-# Bytes of weights to be read before the row is there. Of more, what the kernel before reads would
-# come later: all of it waits for a norm's row (an H100, decoding.py).
+# Bytes of weights to be read before the row is there: as many as two of 8192 x 2048 in 4 bits have,
+# with scales. Of more, what the kernel before reads would come later: all of it waits for a norm's
+# row (an H100, decoding.py).
 MOST_EARLY = 18 << 20
 
 
@@ -88,11 +89,11 @@ def multiply_few_rows(
     def ours(call: ExternCall) -> bool:
         right = call.args[-1]
         if computed is None:
-            return few_rows(call, graph, options, MOST_ROWS)
+            return has_few_rows(call, graph, options, MOST_ROWS)
         if not isinstance(right, Strided) or right.buffer not in computed:
             return False
         few_bits = computed[right.buffer].bits(graph.buffers) <= 8
-        return few_rows(call, graph, options, MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS)
+        return has_few_rows(call, graph, options, MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS)
 
     products = find_products(graph, ours)
     forms: list[Form] = []
@@ -141,7 +142,7 @@ def _multiplies(step: Step) -> bool:
     return any(isinstance(kernel, ProductKernel) for kernel in own)
 
 
-def few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
+def has_few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
     """Whether a library call is a product of few rows, `most` of them, or of integers, that a
     kernel of ours reads fast."""
     if call.op == SCALED or not is_ours_to_compute(call, graph, options.target_of):

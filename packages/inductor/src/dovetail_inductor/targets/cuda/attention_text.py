@@ -40,13 +40,13 @@ class AttentionText:
     lines: Lines = field(default_factory=Lines)
     parameters: dict[str, str] = field(default_factory=dict)
     registers: dict[str, str] = field(default_factory=dict)
-    starts: dict[str, str] = field(default_factory=dict)  # of positions
     whole: bool = False  # the tile of the loop does not hang over the end
-    short: dict[str, str] = field(default_factory=dict)
     kind: ClassVar[str] = "attention"
     across: ClassVar[bool] = False  # keys go down the tile of scores, and queries across
 
     def __post_init__(self) -> None:
+        self.starts: dict[str, str] = {}  # of positions
+        self.short: dict[str, str] = {}  # as of a `ScoreEmitter`
         names = _ARGUMENTS["forward" if self.loops.body.gradient is None else "backward"]
         self.args = dict(zip(names, self.call.args, strict=True))
         self.q, self.k, self.v = (self.tensor(name) for name in "qkv")

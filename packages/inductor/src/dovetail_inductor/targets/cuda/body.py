@@ -91,8 +91,8 @@ class Reads:
 class BodyEmitter:
     """Emits expressions.
 
-    With `narrow` the values of transcendental functions
-    end in 2 bytes. `rough`: the uids of quotients that may be off by their last digits.
+    With `narrow` the values of transcendental functions end in 2 bytes. `rough`: the uids of
+    quotients that may be off by their last digits.
     """
 
     lines: Lines
