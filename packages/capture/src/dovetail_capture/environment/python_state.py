@@ -14,65 +14,83 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
 from types import TracebackType
 from typing import Any
 
 
-@contextmanager
-def handlers_raise() -> Iterator[None]:
-    """Raise at the end the first error that a handler of signals raised in the block, wherever
-    that was caught. Other threads run no handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    errors: list[tuple[BaseException, TracebackType | None]] = []
-    watched: dict[int, _Watched] = {}
-    try:
+class Handlers:
+    """The program's handlers of signals, called by ones that keep the errors that these raise.
+
+    Errors are raised where they come only while `raises` is true: within what may be left anywhere,
+    not while it is put in order behind it."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[BaseException, TracebackType | None]] = []
+        self.raises = False
+        self._watched: dict[int, _Watched] = {}
+
+    def watch(self) -> None:
+        """Have the handlers watched. Other threads than the main one run none."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in signal.valid_signals():
             handler = signal.getsignal(number)
             if callable(handler):
-                watched[number] = _Watched(handler, errors)
-                signal.signal(number, watched[number])
-        yield
+                self._watched[number] = _Watched(handler, self)
+                signal.signal(number, self._watched[number])
+
+    def put_back(self) -> None:
+        """Let the program's handlers be called again, but for those replaced meanwhile."""
+        while self._watched:
+            number, watching = next(iter(self._watched.items()))
+            try:
+                now: object = signal.getsignal(number)
+                if now is watching:
+                    signal.signal(number, watching.handler)
+                del self._watched[number]
+            except BaseException as error:  # of a handler that was put back already
+                self.errors.append((error, error.__traceback__))
+
+    def first_error(self) -> BaseException:
+        """The first error, with the traceback that it had (who caught it may have cleared that)."""
+        error, where = self.errors[0]
+        return error.with_traceback(where)
+
+
+@contextmanager
+def handlers_raise() -> Iterator[Handlers]:
+    """Raise at the end the first error that a handler of signals raised in the block, wherever
+    that was caught."""
+    handlers = Handlers()
+    try:
+        handlers.watch()
+        yield handlers
     except BaseException as error:
-        _put_back(watched)
-        if errors and error is not errors[0][0]:
-            raise _first(errors) from errors[0][0].__cause__
+        handlers.put_back()
+        if handlers.errors and error is not handlers.errors[0][0]:
+            raise handlers.first_error() from handlers.errors[0][0].__cause__
         raise
-    _put_back(watched)
-    if errors:
-        raise _first(errors)
+    handlers.put_back()
+    if handlers.errors:
+        raise handlers.first_error()
 
 
-def _first(errors: list[tuple[BaseException, TracebackType | None]]) -> BaseException:
-    """The first error, with the traceback that it had (who caught it may have taken that away)."""
-    error, where = errors[0]
-    return error.with_traceback(where)
-
-
+@dataclass(frozen=True, eq=False)
 class _Watched:
-    """A handler of signals that keeps what it raises."""
+    """A handler of signals whose errors are kept."""
 
-    def __init__(
-        self, handler: Callable[..., Any], errors: list[tuple[BaseException, TracebackType | None]]
-    ) -> None:
-        self.handler, self.errors = handler, errors
+    handler: Callable[..., Any]
+    of: Handlers
 
     def __call__(self, number: int, frame: Any) -> None:
         try:
             self.handler(number, frame)
         except BaseException as error:
-            self.errors.append((error, error.__traceback__))
-            raise
-
-
-def _put_back(watched: dict[int, _Watched]) -> None:
-    """Let the program's handlers be called again, but for those replaced meanwhile."""
-    for number, watching in watched.items():
-        now: object = signal.getsignal(number)
-        if now is watching:
-            signal.signal(number, watching.handler)
+            self.of.errors.append((error, error.__traceback__))
+            if self.of.raises:
+                raise
 
 
 @contextmanager

@@ -232,12 +232,16 @@ class CaptureContext(FrameVersions):
         while True:
             try:
                 with (
+                    handlers_raise() as handlers,
                     operator_blocks_end(),
-                    handlers_raise(),
                     torch_state_kept(),
                     no_hooks_on_saved_tensors(),
                 ):
-                    answer = self._compile_or_skip(code, func, args)
+                    try:
+                        handlers.raises = True
+                        answer = self._compile_or_skip(code, func, args)
+                    finally:
+                        handlers.raises = False
                 break
             except errors.ModuleToInitialise as found:
                 found.initialise()  # (here the random numbers that it draws are kept as drawn)

@@ -136,7 +136,8 @@ class Regions:
 
     def _let_go(self) -> None:
         """Forget the regions of anchors that were used long ago, but for those with a wrapper."""
-        for key, place in list(self._places.items())[:-MOST_ANCHORS]:
+        # (A copy is one step; a list of pairs is not: anchors may be collected while it is made.)
+        for key, place in list(self._places.copy().items())[:-MOST_ANCHORS]:
             place.kept = []
             if all(ref() is None for _, ref in place.known):
                 self._places.pop(key, None)

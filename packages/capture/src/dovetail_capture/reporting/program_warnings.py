@@ -127,7 +127,9 @@ class _Held:
     def begin(self, block: OperatorWarnings) -> None:
         """This thread begins a block."""
         with self._lock:
-            if not self._blocks:
+            if (
+                not self._blocks and warnings.showwarning != self._show
+            ):  # (as one cut short left it)
                 self._before = warnings.filters, warnings.showwarning
                 warnings.filters, warnings.showwarning = self._filters, self._show
             self._blocks.setdefault(threading.get_ident(), []).append(block)
