@@ -9,22 +9,15 @@ from typing import Any
 from dovetail_capture.knobs import ON_ERROR, ON_ERROR_CHOICES, OnError
 
 from dovetail.config import SETTINGS
+from dovetail.settings import table
 from dovetail.settings.store import known_to_torch
-from dovetail.settings.table import (
-    NAMES,
-    check_value,
-    find_setting,
-    ineffective,
-    near_names,
-    options_of,
-)
 from dovetail.settings.torch_settings import SetsArgument, SetsSwitch
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that is not known: the near ones first, then all."""
     names = sorted(known)
-    return f"unknown {what} {name!r}; {near_names(name, names)}known: {', '.join(names)}"
+    return f"unknown {what} {name!r}; {table.near_names(name, names)}known: {', '.join(names)}"
 
 
 @dataclass(frozen=True)
@@ -112,21 +105,21 @@ def _ours(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {name: value for name, value in options.items() if name in own}
     by_torchs_name: dict[str, object] = {}
     for name, value in options.items():
-        setting = find_setting(name)
+        setting = table.find_setting(name)
         if name in own:
             continue
         if setting is not None:
             if isinstance(setting.meaning, SetsSwitch | SetsArgument):
                 raise ValueError(f"{name!r} is no option of a call: set dovetail.config.{name}")
-            check_value(setting, value)
-            SETTINGS.tell(name, ineffective(setting, value), _CALLERS)
+            table.check_value(setting, value)
+            SETTINGS.tell(name, table.ineffective(setting, value), _CALLERS)
             by_torchs_name[name] = value
         elif known_to_torch(name):
             text = f"option {name!r} changes nothing here: it is one of torch's compiler alone"
             SETTINGS.tell(name, text, _CALLERS)
         else:
             found[name] = value  # (refused below)
-    for name, value in options_of(by_torchs_name).items():
+    for name, value in table.options_of(by_torchs_name).items():
         found[name] = True if found.get(name) is True else value
     return found
 
@@ -154,7 +147,7 @@ def resolve_options(
     for name, value in options.items():
         if name not in known:
             raise ValueError(
-                f"unknown option {name!r}; {near_names(name, (*known, *NAMES))}known: "
+                f"unknown option {name!r}; {table.near_names(name, (*known, *table.NAMES))}known: "
                 f"{', '.join(known)}, and Inductor's (see dovetail.config)"
             )
         if name == "guard_filter_fn":

@@ -38,13 +38,7 @@ from dovetail_autograd_aot import (
 from dovetail_autograd_aot.trace.node_values import example_values
 from dovetail_capture import BackendTraits, has_static_address
 from dovetail_capture.environment.python_state import collector_paused
-from dovetail_capture.reporting.failures import (
-    error_of_program,
-    failure_of,
-    is_mistake,
-    note_failure,
-    place_in,
-)
+from dovetail_capture.reporting import failures
 from dovetail_inductor import (
     DeviceTuner,
     compile_graph,
@@ -148,7 +142,7 @@ class CompilerBackend:
         static = frozenset(
             i for i, v in places if isinstance(v, torch.Tensor) and has_static_address(v)
         )
-        role = _Role(training, place_in(gm), static, function=FUNCTION.of(gm) or "")
+        role = _Role(training, failures.place_in(gm), static, function=FUNCTION.of(gm) or "")
         tell("pre_grad_graphs", role.place, lambda: str(gm.code.strip()), suffix="py")
         keeps_weights = self.options.constant_weights and not training and not wrapped
         stages = _Stages(self, gm, role, keeps_weights)
@@ -219,8 +213,8 @@ class CompilerBackend:
         """What runs a graph that compiling failed for: a compilation for each size if sizes are
         symbolic, else ATen's operators. Raises the error if that is asked for, or if another
         capture may do better."""
-        if error_of_program(error) is None and is_symbolic(gm):
-            if is_mistake(error):
+        if failures.error_of_program(error) is None and is_symbolic(gm):
+            if failures.is_mistake(error):
                 self._note(role, gm, error)
             strict = replace(role, recovers=False)
             return PerSize(
@@ -242,7 +236,7 @@ class CompilerBackend:
     def uncompiled(self, gm: GraphModule, error: Exception) -> Callable[..., Any]:
         """What runs a captured graph that compiling failed for; raises what is not to be passed
         over."""
-        return self._uncompiled(_Role(False, place_in(gm)), gm, error)
+        return self._uncompiled(_Role(False, failures.place_in(gm)), gm, error)
 
     def _uncompiled(self, role: _Role, gm: GraphModule, error: Exception) -> Callable[..., Any]:
         self._note(role, gm, error)
@@ -251,13 +245,15 @@ class CompilerBackend:
     def _note(self, role: _Role, gm: GraphModule, error: Exception) -> None:
         """Keep an internal error, and warn of it; raise it if it is the program's, or if that is
         asked for."""
-        own = error_of_program(error)
+        own = failures.error_of_program(error)
         if own is not None:
             raise own from own.__cause__
         if self.options.on_error == "raise":
             raise error
         stage = "compiling a graph at run time" if role.late else "compiling a graph"
-        note_failure(self.records.failures, failure_of(stage, error, role.place, gm))
+        failures.note_failure(
+            self.records.failures, failures.failure_of(stage, error, role.place, gm)
+        )
 
     def compile_functional(
         self, gm: GraphModule, example_inputs: Sequence[Any], place: str = "", label: str = ""

@@ -9,17 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
-from dovetail.settings.table import (
-    GROUPS,
-    NAMES,
-    OF_CALLS,
-    TABLE,
-    Teller,
-    check_value,
-    find_setting,
-    ineffective,
-    near_names,
-)
+from dovetail.settings import table
 from dovetail.settings.torch_settings import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +31,7 @@ class Settings:
         self._changed = changed
         self._lock = threading.Lock()
         self._given: Mapping[str, object] = MappingProxyType({})
-        self._teller = Teller()
+        self._teller = table.Teller()
 
     def get(self, name: str) -> object:
         """The value of a setting: set here, or in torch's own module, or the default.
@@ -63,8 +53,8 @@ class Settings:
         """
         settings = [(_known(name), value) for name, value in values.items()]
         for setting, value in settings:
-            check_value(setting, value)
-            self._teller.tell(setting.name, ineffective(setting, value), stacklevel + 1)
+            table.check_value(setting, value)
+            self._teller.tell(setting.name, table.ineffective(setting, value), stacklevel + 1)
         named = {setting.name: value for setting, value in settings}
         with self._lock:
             before = {name: self._given.get(name, _UNSET) for name in named}
@@ -95,14 +85,14 @@ class Settings:
 
     def all(self) -> dict[str, object]:
         """All settings with their values."""
-        return {name: self.get(name) for name in TABLE}
+        return {name: self.get(name) for name in table.TABLE}
 
 
 def _known(name: str) -> Setting:
-    setting = find_setting(name)
+    setting = table.find_setting(name)
     if setting is None:
         raise AttributeError(
-            f"there is no setting {name!r}; {near_names(name, NAMES)}all are in "
+            f"there is no setting {name!r}; {table.near_names(name, table.NAMES)}all are in "
             "dovetail.config.get_config_copy()"
         )
     return setting
@@ -129,7 +119,7 @@ def _given_to_torch() -> dict[str, object]:
     """What has an effect in calls of `compile` and was set in torch's own modules."""
     if not any(name in sys.modules for name in _TORCH_MODULES.values()):
         return {}
-    return {s.name: value for s in OF_CALLS if (value := _in_torch(s)) is not _UNSET}
+    return {s.name: value for s in table.OF_CALLS if (value := _in_torch(s)) is not _UNSET}
 
 
 class Group:
@@ -147,12 +137,12 @@ class Group:
 
     def __dir__(self) -> list[str]:
         start = f"{self._name}."
-        return [name.removeprefix(start) for name in TABLE if name.startswith(start)]
+        return [name.removeprefix(start) for name in table.TABLE if name.startswith(start)]
 
 
 def attribute(settings: Settings, name: str) -> Any:
     """A group of settings, or a setting's value."""
-    return Group(settings, name) if name in GROUPS else settings.get(name)
+    return Group(settings, name) if name in table.GROUPS else settings.get(name)
 
 
 class Patch:

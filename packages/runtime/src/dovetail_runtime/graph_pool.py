@@ -9,14 +9,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from dovetail_runtime import graph_memory
 from dovetail_runtime.artifact import CompiledArtifact
 from dovetail_runtime.footprint import footprint
-from dovetail_runtime.graph_memory import (
-    own_memory_where_told,
-    shared_pool,
-    undone_if_it_fails,
-    workplace_for,
-)
 from dovetail_runtime.plan import CopyInto, Plan, View
 from dovetail_runtime.sizes import bind_symbols
 
@@ -43,8 +38,8 @@ class GraphPool:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.handle = shared_pool(self, self.device)
-        self._workplace = workplace_for(self, self.device)
+        self.handle = graph_memory.shared_pool(self, self.device)
+        self._workplace = graph_memory.workplace_for(self, self.device)
         self.stream = self._workplace.stream
         self.lock = threading.RLock()
         # Of what holds a graph: the bytes that are its own, and those that it works in.
@@ -105,11 +100,11 @@ class GraphPool:
         )
         with (
             self._workplace.prepared(artifact),
-            undone_if_it_fails(self.device, handle, self.stream),
+            graph_memory.undone_if_it_fails(self.device, handle, self.stream),
             recording,
         ):
             if held and shares:
-                with own_memory_where_told(self.device, handle, self.handle) as tell:
+                with graph_memory.own_memory_where_told(self.device, handle, self.handle) as tell:
                     outputs = artifact.run.run_watched(tuple(inputs), tuple(held), tell)
             else:
                 outputs = artifact.run(*inputs)

@@ -20,13 +20,7 @@ from dovetail_prims.fake_tensor import FakeTensor
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from dovetail_autograd_aot.boundary.return_program import (
-    GradientPoint,
-    OutputInfo,
-    OutputKind,
-    ViewStep,
-    chain_text,
-)
+from dovetail_autograd_aot.boundary import return_program
 
 # --- inputs ---------------------------------------------------------------------------------------
 
@@ -52,7 +46,7 @@ class ReshapedInput:
     these operators are to be run on it after everything else, each with or without grad mode."""
 
     index: int
-    steps: tuple[ViewStep, ...]
+    steps: tuple[return_program.ViewStep, ...]
     grad_mode: tuple[bool, ...]
 
 
@@ -91,7 +85,7 @@ class InputChanges:
             how += ", not counted" if written.silent else ""
             tell(written.index, f"gets forward output {number}{how}")
         for reshaped in self.reshaped:
-            tell(reshaped.index, f"changes in place: {chain_text(reshaped.steps)}")
+            tell(reshaped.index, f"changes in place: {return_program.chain_text(reshaped.steps)}")
         for number, index in enumerate(self.set_inputs):
             tell(index, f"is set_ to alias {number}")
         for index in self.bumped:
@@ -170,7 +164,7 @@ class Signature:
     """
 
     primals_require_grad: tuple[bool, ...]
-    outputs: tuple[OutputInfo, ...]
+    outputs: tuple[return_program.OutputInfo, ...]
     changes: InputChanges
     differentiable: tuple[int, ...] = ()
     hidden: int = 0
@@ -184,7 +178,7 @@ class Signature:
         return len(self.primals_require_grad)
 
     @property
-    def user_outputs(self) -> tuple[OutputInfo, ...]:
+    def user_outputs(self) -> tuple[return_program.OutputInfo, ...]:
         """The outputs that the caller gets."""
         return self.outputs[: len(self.outputs) - len(self.changes.set_inputs)]
 
@@ -196,7 +190,7 @@ class Signature:
     @property
     def num_fresh(self) -> int:
         """The number of fresh user outputs."""
-        return sum(o.kind is OutputKind.FRESH for o in self.outputs)
+        return sum(o.kind is return_program.OutputKind.FRESH for o in self.outputs)
 
     @property
     def num_forward_outputs(self) -> int:
@@ -272,7 +266,7 @@ class JointGraph:
     added: AddedInputs = AddedInputs()
     assumed: InputAssumptions = InputAssumptions()
     backward: BackwardFacts = BackwardFacts()
-    points: tuple[GradientPoint, ...] = ()
+    points: tuple[return_program.GradientPoint, ...] = ()
     counters: OtherCounters = OtherCounters()
 
     def as_text(self) -> str:

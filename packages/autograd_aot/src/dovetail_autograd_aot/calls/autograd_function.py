@@ -12,23 +12,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls import graph_calls, saved_tensors
 from dovetail_autograd_aot.calls.cross_output_gradients import CrossOutputGradients, added
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward, Replay
-from dovetail_autograd_aot.calls.graph_calls import (
-    Compiled,
-    below_autograd,
-    graph_is_kept,
-    run_consuming,
-    unrecorded,
-)
 from dovetail_autograd_aot.calls.input_reachability import InputNodes, call_only_with_gradients
 from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
 from dovetail_autograd_aot.calls.partial_backwards import Passage, SeparateBackwards
-from dovetail_autograd_aot.calls.saved_tensors import (
-    SavedValues,
-    UnsavedReads,
-    hooks_take_saved_tensors,
-)
 from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.calls.undefined_tangents import UncutError
 from dovetail_autograd_aot.native import nodes_module
@@ -50,10 +39,10 @@ class TrainingGraphs:
 
     joint: JointGraph
     parts: PartitionedGraph
-    forward: Compiled
+    forward: graph_calls.Compiled
     backward: LazyBackward
     replay: DoubleBackward
-    unsaved: UnsavedReads
+    unsaved: saved_tensors.UnsavedReads
 
 
 class TrainingFunction:
@@ -75,7 +64,7 @@ class TrainingFunction:
         self._nodes, self._sources = nodes, sources
         self._signature = signature = parts.signature
         self._count = signature.num_forward_outputs
-        self.saved = SavedValues(parts, joint.counters)
+        self.saved = saved_tensors.SavedValues(parts, joint.counters)
         self._differentiable = signature.differentiable
         self._tangents = Tangents(parts)
         self._tensors = bytes(isinstance(v, Tensor) for v in example_values(parts.forward))
@@ -151,7 +140,7 @@ class TrainingFunction:
         self, ctx: Any, inputs: Sequence[Any], outputs: Sequence[Any], results: Sequence[Any]
     ) -> None:
         """What is left to do in an uncommon forward, whose graph gave these results."""
-        if self._signature.changes.mutated and hooks_take_saved_tensors():
+        if self._signature.changes.mutated and saved_tensors.hooks_take_saved_tensors():
             saved = [*(inputs[i] for i in self.saved.primals), *results[self._count :]]
             write_ahead(self._signature, inputs, outputs, saved)
         if self._tangents.kept:
@@ -204,7 +193,7 @@ class TrainingFunction:
         values = self._checked(ctx, self._separate.whole)
         with torch._C._DisableAutocast():
             arguments = self._arguments(ctx, found, values, chosen.takes)
-            results = unrecorded(chosen.run, *arguments)
+            results = graph_calls.unrecorded(chosen.run, *arguments)
         points.add(ctx, tuple(results[len(path) - 1 :]))
         return list(results[: len(path) - 1])
 
@@ -242,7 +231,7 @@ class TrainingFunction:
             return (None,) * len(self._masks)
         values = self._checked(ctx, passage)
         graph, takes = self._lazy.graph(missing, passage.unasked)
-        with below_autograd(), torch._C._DisableAutocast():
+        with graph_calls.below_autograd(), torch._C._DisableAutocast():
             arguments = self._arguments(ctx, found, values, takes)
             batched = any(map(is_batched, found))
             run = BatchedBackward(graph).run if batched else run_plainly(graph)
@@ -281,7 +270,7 @@ class TrainingFunction:
         """The gradients of all inputs, also of those with nodes of their own; the graph is freed
         where eager's would be."""
         separate, tangents = self._separate, self._tangents
-        frees = frees and not graph_is_kept()
+        frees = frees and not graph_calls.graph_is_kept()
         found = [gradients[i] for i in self._differentiable]
         missing = _missing(found)
         passage = separate.passage(missing, self.asked(ctx))
@@ -312,7 +301,7 @@ class TrainingFunction:
             ctx.maybe_clear_saved_tensors()
         del values
         with torch._C._DisableAutocast():
-            results = unrecorded(run_consuming, chosen.run, arguments)
+            results = graph_calls.unrecorded(graph_calls.run_consuming, chosen.run, arguments)
         if replay is not None and any(map(_has_nan, results)):
             self._double.blame_nan(replay, found)
         if self._learns and not (missing or passage.unasked):

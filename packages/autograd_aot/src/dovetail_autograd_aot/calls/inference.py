@@ -9,18 +9,9 @@ import torch
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import GradientPoint, JointGraph, PartitionedGraph, Signature
+from dovetail_autograd_aot.calls import graph_calls
 from dovetail_autograd_aot.calls.cross_output_gradients import CrossOutputGradients
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
-from dovetail_autograd_aot.calls.graph_calls import (
-    Compiled,
-    Run,
-    apply_of,
-    context_of,
-    detached,
-    extension,
-    graph_is_kept,
-    unrecorded,
-)
 from dovetail_autograd_aot.outputs.copy_back import count_writes
 from dovetail_autograd_aot.outputs.epilogue import Epilogue, make_epilogue
 
@@ -28,13 +19,13 @@ from dovetail_autograd_aot.outputs.epilogue import Epilogue, make_epilogue
 def compile_inference(
     joint: JointGraph,
     parts: PartitionedGraph,
-    forward: Compiled,
+    forward: graph_calls.Compiled,
     shield: bool,
     double: DoubleBackward | None,
 ) -> Callable[..., tuple[Any, ...]]:
     """No input gets a gradient: the compiled forward, and what has to be done after it. (Outputs
     may get gradients by way of others: `double` is for the run by eager that tells those.)"""
-    extend = extension(joint)
+    extend = graph_calls.extension(joint)
     run = _run_forward(joint, parts.signature, forward, shield, double)
     if extend is None:
         return run
@@ -44,7 +35,7 @@ def compile_inference(
 def _run_forward(
     joint: JointGraph,
     signature: Signature,
-    forward: Compiled,
+    forward: graph_calls.Compiled,
     shield: bool,
     double: DoubleBackward | None,
 ) -> Callable[..., tuple[Any, ...]]:
@@ -60,7 +51,7 @@ def _run_forward(
     if not shield:
         if epilogue is None:
             if hasattr(target, "run_consuming"):  # a plan's, which gives a tuple
-                return cast(Run, target)
+                return cast(graph_calls.Run, target)
             return lambda *inputs: tuple(target(*inputs))
 
         def with_epilogue(*inputs: Any) -> tuple[Any, ...]:
@@ -70,15 +61,15 @@ def _run_forward(
 
     if signature.differentiable:
         across = CrossOutputGradients(double, points) if double is not None and points else None
-        apply = apply_of(_without_gradients(target, signature, across))
+        apply = graph_calls.apply_of(_without_gradients(target, signature, across))
         anchor = torch.empty((), requires_grad=True)
 
         def recorded(*inputs: Any) -> tuple[Any, ...]:
             # (The engine is not to come to inputs, but to raise an error on the way to them: there
             # is nothing for them.)
             raises = signature.backward_error is not None or bool(signature.lost)
-            results = apply(anchor, *(inputs if raises else map(detached, inputs)))
-            context = context_of(results) if across is not None else None
+            results = apply(anchor, *(inputs if raises else map(graph_calls.detached, inputs)))
+            context = graph_calls.context_of(results) if across is not None else None
             if context is not None and double is not None:
                 context.replay = double.remember(inputs)
             outputs = results if epilogue is None else epilogue(inputs, results)
@@ -89,7 +80,7 @@ def _run_forward(
         return recorded
 
     def shielded(*inputs: Any) -> tuple[Any, ...]:
-        results = unrecorded(target, *inputs)
+        results = graph_calls.unrecorded(target, *inputs)
         if epilogue is None:
             return tuple(results)
         return epilogue(inputs, results)
@@ -110,7 +101,7 @@ def _epilogue(signature: Signature, points: Sequence[GradientPoint]) -> Epilogue
 
 
 def _without_gradients(
-    target: Compiled, signature: Signature, points: CrossOutputGradients | None
+    target: graph_calls.Compiled, signature: Signature, points: CrossOutputGradients | None
 ) -> type[torch.autograd.Function]:
     """For results that require grad in eager though no input gets a gradient (the 0-norm's), or
     none can be computed: over an anchor, which makes them require it, and the inputs. `points` are
@@ -124,7 +115,7 @@ def _without_gradients(
         def forward(ctx: Any, anchor: Tensor, *inputs: Any) -> tuple[Any, ...]:
             ctx.count = len(inputs) + 1
             ctx.replay = None
-            results = tuple(unrecorded(target, *inputs))
+            results = tuple(graph_calls.unrecorded(target, *inputs))
             ctx.mark_non_differentiable(
                 *[
                     r
@@ -144,7 +135,7 @@ def _without_gradients(
                     raise RuntimeError(lost.error)
             if points is not None:
                 points.taken(ctx)
-                if not graph_is_kept():
+                if not graph_calls.graph_is_kept():
                     ctx.replay = None
             return (None,) * int(ctx.count)
 

@@ -10,13 +10,7 @@ from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import PartitionedGraph
-from dovetail_autograd_aot.trace.node_values import (
-    SizeReader,
-    as_numbers,
-    example_values,
-    hint,
-    same_size,
-)
+from dovetail_autograd_aot.trace import node_values
 
 
 class Tangents:
@@ -24,12 +18,12 @@ class Tangents:
 
     def __init__(self, parts: PartitionedGraph) -> None:
         assert parts.backward is not None
-        known = example_values(parts.backward)
+        known = node_values.example_values(parts.backward)
         self.values = known[len(parts.saved) :]
         self.strides = [v._strides for v in self.values]
         self.static = [all(type(s) is int for s in (*v._sizes, *v._strides)) for v in self.values]
         self.orders: dict[int, list[int]] = {}  # `_order_of` the values that calls asked for
-        self.sizes = SizeReader(known)
+        self.sizes = node_values.SizeReader(known)
         count = len(parts.saved)
         # Outputs whose sizes nothing that is saved tells: zeros for them need those kept.
         self.kept = [i for i, v in enumerate(self.values) if not self.sizes.tell(v._sizes, count)]
@@ -72,7 +66,7 @@ class Tangents:
                 value = self.values[i]
                 sizes = shapes.get(i)
                 if not sizes:
-                    sizes = as_numbers(value._sizes, self.sizes.read([*saved, *found]))
+                    sizes = node_values.as_numbers(value._sizes, self.sizes.read([*saved, *found]))
                 strides = _contiguous(sizes, self._order(i))
             else:
                 sizes = gradient.shape
@@ -136,10 +130,12 @@ def _order_of(value: Any) -> list[int]:
     order: list[int] = []
     expected: Any = 1
     while rest:
-        following = next((d for d in rest if same_size(value._strides[d], expected)), None)
+        following = next(
+            (d for d in rest if node_values.same_size(value._strides[d], expected)), None
+        )
         if following is None:
             strides = value._strides
-            return sorted(range(len(strides)), key=lambda d: (hint(strides[d]), -d))
+            return sorted(range(len(strides)), key=lambda d: (node_values.hint(strides[d]), -d))
         rest.remove(following)
         order.append(following)
         expected = expected * value._sizes[following]

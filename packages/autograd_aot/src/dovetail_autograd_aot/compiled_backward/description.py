@@ -19,15 +19,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from dovetail_autograd_aot.calls.autograd_function import GraphFunction
-from dovetail_autograd_aot.compiled_backward.node_state import (
-    ASK_IF_KEPT,
-    alias_key,
-    as_key,
-    dropout_scale,
-    edge_of,
-    saved_names,
-    tells_its_state,
-)
+from dovetail_autograd_aot.compiled_backward import node_state
 from dovetail_autograd_aot.native import nodes_module
 
 _TENSOR_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -161,8 +153,8 @@ class _Describer:
 
     def describe(self) -> Description:
         call = self.call
-        roots = [edge_of(r) for r in call.outputs]
-        targets = [edge_of(i) for i in call.inputs]
+        roots = [node_state.edge_of(r) for r in call.outputs]
+        targets = [node_state.edge_of(i) for i in call.inputs]
         self._walk([node for node, _ in roots])
         self._choose([node for node, _ in targets])
         self.structure += [
@@ -187,7 +179,7 @@ class _Describer:
         self.structure.append(tuple(by_time))
         self.structure.append(self._places_of_gradients())
         self.found.structure = tuple(self.structure)
-        self.found.numbers = tuple(map(as_key, self.numbers))
+        self.found.numbers = tuple(map(node_state.as_key, self.numbers))
         self.found.scalars = tuple(self.scalars)
         return self.found
 
@@ -269,20 +261,20 @@ class _Describer:
             if name == "CatBackward0" and sum(n is None for n, _ in self.edges[node]) > 1:
                 raise NotCapturable("the sizes of what was concatenated cannot be seen")
             self._saved(node)
-            if name in ASK_IF_KEPT:
+            if name in node_state.ASK_IF_KEPT:
                 self.structure.append(self.call.keep_graph)
         self._hooks(node)
 
     def _saved(self, node: Any) -> None:
         kind: Any = type(node)
-        if not tells_its_state(kind):
+        if not node_state.tells_its_state(kind):
             raise NotCapturable(f"the state of {node.name()} cannot be seen")
-        for name, raw in saved_names(kind):
+        for name, raw in node_state.saved_names(kind):
             if raw is not None:
                 self._check_unhooked(getattr(node, raw))
             self._value(getattr(node, name))
         if kind.__name__ == "NativeDropoutBackward0":
-            self._value(dropout_scale(node))
+            self._value(node_state.dropout_scale(node))
 
     def _written_view(self, node: Any) -> None:
         """The backward of a write to a view holds that of the operator that wrote."""
@@ -379,7 +371,7 @@ class _Describer:
             self.structure.append(("number", t.dtype))
             self.scalars.append(t.item())
             return -1
-        key = alias_key(t)
+        key = node_state.alias_key(t)
         number = self.classes.get(key)
         if number is not None:
             self.structure.append(number)

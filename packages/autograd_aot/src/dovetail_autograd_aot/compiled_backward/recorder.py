@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode_temporarily
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dovetail_autograd_aot.compiled_backward import opaque
 from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
@@ -31,13 +32,6 @@ from dovetail_autograd_aot.compiled_backward.description import (
     Slot,
 )
 from dovetail_autograd_aot.compiled_backward.node_state import alias_key
-from dovetail_autograd_aot.compiled_backward.opaque import (
-    OpaqueCall,
-    as_tuple,
-    describe_results,
-    opaque_operator,
-    results_of,
-)
 from dovetail_autograd_aot.compiled_backward.program import (
     LeafAction,
     LeafStep,
@@ -127,7 +121,7 @@ class _Recorder(DispatchMode):
         self.known: Any = WeakIdKeyDictionary()
         self.inputs: dict[Any, Node] = {}  # by alias key
         self.storages: set[int] = set()
-        self.opaque: dict[int, OpaqueCall] = {}
+        self.opaque: dict[int, opaque.OpaqueCall] = {}
         self.leaf_calls: dict[int, list[int]] = {}  # slots called with a leaf
         self.leaf_given: dict[int, Node] = {}
         self.moved: set[Node] = set()  # additions to gradients that are made after the graph
@@ -189,7 +183,7 @@ class _Recorder(DispatchMode):
 
     def _bind(self, node: Node, result: Any, func: Any) -> None:
         """Remember which tensors a node gives."""
-        parts = as_tuple(result)
+        parts = opaque.as_tuple(result)
         if any(isinstance(t, Tensor) and t.layout is not torch.strided for t in parts):
             raise NotCapturable(f"{func} gives a tensor that is not strided")
         if isinstance(result, Tensor):
@@ -265,16 +259,18 @@ class _Recorder(DispatchMode):
         # it may give something else, and what else the engine does with the argument stays.
         with _pop_mode_temporarily():
             result = _copied(result)
-        found = [t for t in as_tuple(result) if isinstance(t, Tensor)] + [given[i] for i in written]
+        found = [t for t in opaque.as_tuple(result) if isinstance(t, Tensor)] + [
+            given[i] for i in written
+        ]
         if any(t.layout is not torch.strided for t in found):
             self.failed = f"the {slot.kind} hook or function gives a tensor that is not strided"
             return result
-        layout, outputs = describe_results(found)
-        node = self.graph.call_function(opaque_operator(), (nodes, layout, outputs, number))
+        layout, outputs = opaque.describe_results(found)
+        node = self.graph.call_function(opaque.opaque_operator(), (nodes, layout, outputs, number))
         for i, t in enumerate(found):
             self.known[t] = self.graph.call_function(operator.getitem, (node, i))
-        self.opaque[number] = OpaqueCall(
-            structure, results_of(result), type(result) not in (tuple, list), written
+        self.opaque[number] = opaque.OpaqueCall(
+            structure, opaque.results_of(result), type(result) not in (tuple, list), written
         )
         return result
 

@@ -14,13 +14,7 @@ from typing import Any
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.node_facts import CHECKED, IN_BACKWARD
-from dovetail_prims.ops.data_errors import (
-    CheckedIndex,
-    divisor_of,
-    indices_of,
-    may_raise,
-    raises_in_its_work,
-)
+from dovetail_prims.ops import data_errors
 from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
@@ -36,27 +30,29 @@ _VIEWS = frozenset(
 def keep_checks(tracer: Tracer, forward_outputs: Sequence[Any]) -> None:
     """Add to the tracer's graph, which has no output yet, what calls check whose results the
     `forward_outputs` do not need, or mark those calls as checks (`meta["checked"]`)."""
-    raising = [n for n in tracer.graph.nodes if n.op == "call_function" and may_raise(n.target)]
+    raising = [
+        n for n in tracer.graph.nodes if n.op == "call_function" and data_errors.may_raise(n.target)
+    ]
     if not raising:
         return
     live = _live(tracer.graph, forward_outputs)
-    done = {key for n in raising if n in live for key in map(_key, indices_of(n))}
-    divisors = {divisor_of(n) for n in raising if n in live}
+    done = {key for n in raising if n in live for key in map(_key, data_errors.indices_of(n))}
+    divisors = {data_errors.divisor_of(n) for n in raising if n in live}
     tracer.in_backward = False
     for node in raising:
         if node in live or IN_BACKWARD.holds(node):
             continue
-        if raises_in_its_work(node):
+        if data_errors.raises_in_its_work(node):
             CHECKED.tell(node, True)
             continue
         if _is_empty(node.meta.get("val")):
             continue
         tracer.stack_trace = node.meta.get("stack_trace")
-        for checked in indices_of(node):
+        for checked in data_errors.indices_of(node):
             if _key(checked) not in done and not _is_known_to_fit(checked):
                 done.add(_key(checked))
                 _check_index(tracer, node, checked)
-        divisor = divisor_of(node)
+        divisor = data_errors.divisor_of(node)
         if divisor is not None and divisor not in divisors:
             divisors.add(divisor)
             with tracer.graph.inserting_before(node.next):
@@ -81,7 +77,7 @@ def _live(graph: Graph, outputs: Sequence[Any]) -> set[Node]:
     return live
 
 
-def _key(checked: CheckedIndex) -> tuple[Any, ...]:
+def _key(checked: data_errors.CheckedIndex) -> tuple[Any, ...]:
     """What is checked. (Of sizes, only numbers are compared: that asks for no guard.)"""
     size: Any = checked.size
     return checked.op, checked.index, size if type(size) is int else str(size)
@@ -91,7 +87,7 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, FakeTensor) and any(type(n) is int and n == 0 for n in value._sizes)
 
 
-def _is_known_to_fit(checked: CheckedIndex) -> bool:
+def _is_known_to_fit(checked: data_errors.CheckedIndex) -> bool:
     """Whether an index is a range of numbers that lie within the size, whatever the data and the
     sizes: one that an operator's decomposition made, or a program's positions."""
     index: Any = checked.index
@@ -132,7 +128,7 @@ def _adds_number(node: Node) -> bool:
     )
 
 
-def _check_index(tracer: Tracer, node: Node, checked: CheckedIndex) -> None:
+def _check_index(tracer: Tracer, node: Node, checked: data_errors.CheckedIndex) -> None:
     """Look up an index in the numbers below the size that it is held against: the same operator
     raises the same error, of the same dimension."""
     index: FakeTensor = checked.index.meta["val"]

@@ -14,17 +14,8 @@ from torch.fx import GraphModule, Node
 
 from dovetail_autograd_aot.boundary import SharedStorage, ViewStep
 from dovetail_autograd_aot.graph.fast_graph import WHOLE_STORAGE
+from dovetail_autograd_aot.trace import input_storages
 from dovetail_autograd_aot.trace.autograd_queries import first_sharing, give_counter
-from dovetail_autograd_aot.trace.input_storages import (
-    NonLeaf,
-    base_of,
-    shared_storage,
-    snapshot,
-    static_inputs,
-    storage_key,
-    symbolic_values,
-    view_in,
-)
 from dovetail_autograd_aot.trace.node_values import attribute_of
 from dovetail_autograd_aot.trace.storage import TracedStorage, TraceError, wrap
 from dovetail_autograd_aot.trace.tracer import Tracer
@@ -44,24 +35,26 @@ class Examples:
                 f"the graph has {len(placeholders)} inputs, but {len(inputs)} examples were given"
             )
         self.lifted = {name: attribute_of(gm, name) for name in lifted}
-        self.symbols = symbolic_values(gm)
+        self.symbols = input_storages.symbolic_values(gm)
         self.values: list[Any] = [*inputs, *self.lifted.values()]
         for position, symbolic in self.symbols.items():
             if not isinstance(self.values[position], Tensor):
                 self.values[position] = symbolic
-        self.static = static_inputs(gm, self.values)
+        self.static = input_storages.static_inputs(gm, self.values)
         self.count = len(self.values)  # without storages
         self._in_storage: dict[int, list[int]] = {}  # inputs by what they lie in
         for position, example in enumerate(self.values):
             if isinstance(example, Tensor):
-                self._in_storage.setdefault(storage_key(example), []).append(position)
+                self._in_storage.setdefault(input_storages.storage_key(example), []).append(
+                    position
+                )
         self.storages = self._shared_storages(by_storage)
         self.base_of = {  # the input that is its storage, by input
             member: self.count + i
             for i, shared in enumerate(self.storages)
             for member in shared.members
         }
-        self.values += [base_of(shared, self.values) for shared in self.storages]
+        self.values += [input_storages.base_of(shared, self.values) for shared in self.storages]
         names = [str(node.target) for node in placeholders]
         names += [name.replace(".", "_") for name in self.lifted]
         self.names = [*names, *(f"storage_{i}" for i in range(len(self.storages)))]
@@ -75,12 +68,15 @@ class Examples:
         for index in by_storage:
             # The one that asked comes first: its version counter is bumped by writes.
             members = sorted(self.in_storage_of(index), key=lambda i: i != index)
-            found.setdefault(storage_key(self.values[index]), shared_storage(members, self.values))
+            found.setdefault(
+                input_storages.storage_key(self.values[index]),
+                input_storages.shared_storage(members, self.values),
+            )
         return list(found.values())
 
     def in_storage_of(self, index: int) -> list[int]:
         """The inputs that lie in the storage of input `index`, itself among them."""
-        return self._in_storage[storage_key(self.values[index])]
+        return self._in_storage[input_storages.storage_key(self.values[index])]
 
     def members(self, storage: int) -> tuple[int, ...]:
         """The inputs that lie in the storage that is input number `storage`."""
@@ -200,7 +196,7 @@ class Primals:
         node = self.tracer.graph.placeholder(examples.names[position])
         example = examples.values[position]
         if isinstance(example, Tensor):
-            node.meta["val"] = snapshot(examples.symbols.get(position, example))
+            node.meta["val"] = input_storages.snapshot(examples.symbols.get(position, example))
             if position in examples.static:
                 STATIC.tell(node, True)
         else:
@@ -226,7 +222,7 @@ class Primals:
             raise TraceError("a lazily conjugated or negated input that shares memory: clone it")
         else:
             storage, node = shared, shared.node
-            chain = view_in(node.meta["val"], example)
+            chain = input_storages.view_in(node.meta["val"], example)
             for step in chain:
                 node = self.tracer.apply_view(step, node)
         leaf = wrap(node, storage, chain)
@@ -235,7 +231,7 @@ class Primals:
             leaf.requires_grad_()
             if not example.is_leaf:
                 with torch.enable_grad():
-                    value = NonLeaf.apply(leaf, node, storage, chain)
+                    value = input_storages.NonLeaf.apply(leaf, node, storage, chain)
                 if shared is None:
                     storage.root = value
         if isinstance(example, torch.nn.Parameter):

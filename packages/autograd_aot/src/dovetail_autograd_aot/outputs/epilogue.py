@@ -9,14 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dovetail_autograd_aot import boundary as b
+from dovetail_autograd_aot.outputs import gradient_points
 from dovetail_autograd_aot.outputs.copy_back import Write, make_seen_writes, make_write_back
-from dovetail_autograd_aot.outputs.gradient_points import (
-    Give,
-    InputLeads,
-    node_giver,
-    output_stages,
-    written_stages,
-)
 from dovetail_autograd_aot.outputs.output_makers import CallOutputs, output_maker
 
 aten = torch.ops.aten
@@ -25,12 +19,14 @@ Epilogue = Callable[..., tuple[Any, ...]]
 
 
 def make_epilogue(
-    signature: b.Signature, points: Sequence[b.GradientPoint] = (), nodes: InputLeads = ()
+    signature: b.Signature,
+    points: Sequence[b.GradientPoint] = (),
+    nodes: gradient_points.InputLeads = (),
 ) -> Epilogue | None:
     """(inputs, forward outputs, nodes of inputs) -> user outputs; None if the forward outputs
     are just those. It gives the forward outputs that are `points` their nodes. (`count_writes` is
     called before.)"""
-    give = node_giver(points, nodes)
+    give = gradient_points.node_giver(points, nodes)
     plain = all(_is_plain(o) for o in signature.outputs)
     changed = (
         signature.changes.mutated or signature.changes.reshaped or signature.changes.set_inputs
@@ -120,9 +116,9 @@ def _order(signature: b.Signature, points: Sequence[b.GradientPoint]) -> _Order:
         elif info.kind is b.OutputKind.VIEW_OF_INPUT and info.base in when_written:
             if not info.of_reshaped:
                 before_writes.append(i)
-    stages = output_stages(signature.outputs, points, when_written)
+    stages = gradient_points.output_stages(signature.outputs, points, when_written)
     apart = {*before_writes, *after_sets}
-    written = written_stages(points)
+    written = gradient_points.written_stages(points)
     writes = make_seen_writes(signature, written)
     writes += [None] * (len(stages) - len(writes))
     last = len(stages) - 1
@@ -143,7 +139,7 @@ def _order(signature: b.Signature, points: Sequence[b.GradientPoint]) -> _Order:
     )
 
 
-def _only_nodes(give: Give) -> Epilogue:
+def _only_nodes(give: gradient_points.Give) -> Epilogue:
     def epilogue(
         inputs: Sequence[Any], results: Sequence[Any], made: tuple[Any, ...] = ()
     ) -> tuple[Any, ...]:

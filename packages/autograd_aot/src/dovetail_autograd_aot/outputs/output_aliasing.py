@@ -13,14 +13,7 @@ from torch.fx import Node
 
 from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.outputs.classify import Flow, Inputs, Planned, plan_outputs
-from dovetail_autograd_aot.trace.autograd_queries import (
-    counters_apart,
-    grad_flags,
-    made_by_user,
-    one_of_several,
-    seen_base,
-    why_lost,
-)
+from dovetail_autograd_aot.trace import autograd_queries
 from dovetail_autograd_aot.trace.node_values import hint, same_size
 from dovetail_autograd_aot.trace.storage import effective, read, track_of
 from dovetail_autograd_aot.trace.tracer import Tracer
@@ -93,7 +86,7 @@ def classify_outputs(
 
     result.infos = _infos(planned, inputs, index_of, _Sizes(result, _taken_together(planned)))
     for index, tensor in enumerate(tensors):
-        if tensor is not None and grad_flags(tensor) == (True, False):
+        if tensor is not None and autograd_queries.grad_flags(tensor) == (True, False):
             result.roots.append(tensor)
             result.differentiable.append(index)
     return result
@@ -107,13 +100,15 @@ def _infos(
     primals = inputs.primals
     infos: list[b.OutputInfo] = []
     fresh = 0
-    apart = counters_apart([(plan.value, _taken_from(plan, primals)) for plan in planned])
+    apart = autograd_queries.counters_apart(
+        [(plan.value, _taken_from(plan, primals)) for plan in planned]
+    )
     views = (b.OutputKind.VIEW_OF_INPUT, b.OutputKind.VIEW_OF_OUTPUT)
     regenerated = {id(plan.value): i for i, plan in enumerate(planned) if plan.kind in views}
     for plan, counter in zip(planned, apart, strict=True):
         value = plan.value
         is_tensor = isinstance(value, FakeTensor)
-        requires_grad, is_leaf = grad_flags(value) if is_tensor else (False, False)
+        requires_grad, is_leaf = autograd_queries.grad_flags(value) if is_tensor else (False, False)
         detached, seen_as_base = _detached(plan, primals)
         view_of = None if counter is not None else regenerated.get(id(seen_as_base))
         chain = tuple(sizes.replace(step) for step in plan.chain)
@@ -134,10 +129,10 @@ def _infos(
                 made,
                 requires_grad=requires_grad,
                 is_leaf=is_leaf,
-                several=is_tensor and one_of_several(value),
-                by_user=requires_grad and not is_leaf and made_by_user(value),
+                several=is_tensor and autograd_queries.one_of_several(value),
+                by_user=requires_grad and not is_leaf and autograd_queries.made_by_user(value),
                 counter=counter,
-                lost=why_lost(value) if is_tensor else "",
+                lost=autograd_queries.why_lost(value) if is_tensor else "",
                 untracked=is_leaf and _untracked(plan, primals),
             )
         )
@@ -179,7 +174,7 @@ def _taken_together(planned: list[Planned]) -> set[int]:
     taken: dict[int, set[int]] = {}
     whole: set[int] = set()  # (of which there is one view)
     for plan in planned:
-        if plan.kind in views and grad_flags(plan.value) == (True, False):
+        if plan.kind in views and autograd_queries.grad_flags(plan.value) == (True, False):
             for step in plan.chain:
                 if step.of is not None:
                     taken.setdefault(step.of.call, set()).add(step.index)
@@ -200,12 +195,12 @@ def _detached(plan: Planned, primals: list[Any]) -> tuple[int | None, Any]:
     """Of an output without a gradient that is taken of a tensor again, but is no view of that for
     autograd: the steps that lead to what it is a view of, and that, if they do."""
     base, value = _taken_from(plan, primals), plan.value
-    if base is None or (grad_flags(value)[0] and not value.is_leaf):
+    if base is None or (autograd_queries.grad_flags(value)[0] and not value.is_leaf):
         return None, None
     own = value._base
     if own is None:
         return len(plan.chain), None
-    if own is seen_base(base):
+    if own is autograd_queries.seen_base(base):
         return None, None
     skipped = len(track_of(value).chain) - len(plan.chain)
     steps = len(track_of(own).chain) - skipped
@@ -237,9 +232,9 @@ def _untracked(plan: Planned, primals: list[Any]) -> bool:
     if taken_from is not None:
         if not taken_from.requires_grad or tensor is taken_from:
             return False
-        if seen is not seen_base(taken_from):
+        if seen is not autograd_queries.seen_base(taken_from):
             return False
-    elif plan.flow is Flow.OTHER or seen is None or not grad_flags(seen)[0]:
+    elif plan.flow is Flow.OTHER or seen is None or not autograd_queries.grad_flags(seen)[0]:
         return False
     under_no_grad = torch._C._autograd.CreationMeta.NO_GRAD_MODE
     return bool(torch._C._autograd._get_creation_meta(tensor) == under_no_grad)

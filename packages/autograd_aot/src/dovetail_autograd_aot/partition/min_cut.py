@@ -23,16 +23,12 @@ from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph, SavedAlias
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node, view_root
+from dovetail_autograd_aot.partition import split_graphs
 from dovetail_autograd_aot.partition.node_roles import (
     Roles,
     is_free,
     may_run_twice,
     work_for_a_byte,
-)
-from dovetail_autograd_aot.partition.split_graphs import (
-    backward_graph,
-    forward_graph,
-    tell_what_is_overwritten,
 )
 from dovetail_autograd_aot.trace.node_values import value_bytes
 
@@ -203,16 +199,16 @@ def _cut(
     sizes = _size_nodes(joint) if signature.needs_backward else {}
     roles = Roles(joint, holds_inputs=holds_inputs)
     if not signature.needs_backward:
-        forward = forward_graph(joint, roles, [])
-        tell_what_is_overwritten(joint, forward)
+        forward = split_graphs.forward_graph(joint, roles, [])
+        split_graphs.tell_what_is_overwritten(joint, forward)
         return PartitionedGraph(forward, None, (), signature)
     saved = choose(roles)
     saved |= _sizes_not_told(roles, saved, sizes)
     chosen = sorted(saved, key=roles.order.__getitem__)
     saved_primals = [n for n in chosen if n in roles.primals and n not in roles.copied]
     saved_values = [n for n in chosen if n not in saved_primals]
-    forward = forward_graph(joint, roles, saved_values)
-    backward = backward_graph(joint, roles, saved_primals, saved_values)
+    forward = split_graphs.forward_graph(joint, roles, saved_values)
+    backward = split_graphs.backward_graph(joint, roles, saved_primals, saved_values)
     index = {n: i for i, n in enumerate(roles.primals)}
     lost = functools.reduce(int.__or__, (1 << each.tangent for each in signature.lost), 0)
     return PartitionedGraph(

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor
-from dovetail_prims.shape_rules.layout import (
-    broadcast,
-    is_contiguous,
-    numel,
-    settled,
-    sorted_by_stride,
-)
+from dovetail_prims.shape_rules import layout
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -63,9 +57,9 @@ def drawn(
     """The new value of `tensor`, which the sampler `func` overwrites; None if its functional form
     draws the same numbers. `run(tensor, args)` records this form, of a fresh tensor."""
     value = read(tracer, tensor).meta["val"]
-    plain = is_contiguous(tensor._sizes, tensor._strides)
+    plain = layout.is_contiguous(tensor._sizes, tensor._strides)
     within = _limits(tensor._dtype, args) if func is _RANDOM_FROM else None
-    if plain and is_contiguous(value._sizes, value._strides) and within is None:
+    if plain and layout.is_contiguous(value._sizes, value._strides) and within is None:
         return None
 
     def draw(canvas: Tensor, rest: tuple[Any, ...]) -> Tensor:
@@ -102,7 +96,7 @@ def _canvas(tensor: FakeTensor, sizes: Any) -> Tensor:
 
 def _by_memory(tensor: FakeTensor, args: tuple[Any, ...], draw: Draw) -> Tensor:
     """Numbers drawn in the order of the elements in memory."""
-    order = sorted_by_stride(tensor._sizes, tensor._strides)[::-1]
+    order = layout.sorted_by_stride(tensor._sizes, tensor._strides)[::-1]
     result = draw(_canvas(tensor, [tensor._sizes[d] for d in order]), args)
     return result.permute([order.index(d) for d in range(len(order))])
 
@@ -119,10 +113,10 @@ def _normal(tensor: FakeTensor, args: tuple[Any, ...], draw: Draw) -> Tensor:
 
 def _real_normal(tensor: FakeTensor, args: tuple[Any, ...], draw: Draw) -> Tensor:
     sizes = tensor._sizes
-    count = numel(sizes)
-    if tensor._device.type != "cpu" or settled(count < VECTORS_FROM):
+    count = layout.numel(sizes)
+    if tensor._device.type != "cpu" or layout.settled(count < VECTORS_FROM):
         return _by_memory(tensor, args, draw)
-    if is_contiguous(sizes, tensor._strides):
+    if layout.is_contiguous(sizes, tensor._strides):
         return draw(_canvas(tensor, sizes), args)
     # One after the other, as eager does here: into pairs that do not lie as contiguous tensors do.
     pairs = count // 2
@@ -130,7 +124,7 @@ def _real_normal(tensor: FakeTensor, args: tuple[Any, ...], draw: Draw) -> Tenso
     if type(count) is not int or count % 2:
         last = draw(_canvas(tensor, (count - 2 * pairs,)), args)
         flat = torch.cat([flat, last])
-    order = sorted_by_stride(sizes, tensor._strides)[::-1]
+    order = layout.sorted_by_stride(sizes, tensor._strides)[::-1]
     result = flat.reshape([sizes[d] for d in order])
     return result.permute([order.index(d) for d in range(len(order))])
 
@@ -167,7 +161,7 @@ def drawn_into(
     kwargs = dict(tracer.without_generator(func, kwargs))
     out = kwargs.pop("out")
     shapes = [a.shape for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-    size: Any = broadcast(shapes) if shapes else kwargs.get("size", args[-1])
+    size: Any = layout.broadcast(shapes) if shapes else kwargs.get("size", args[-1])
     size = (size,) if func is aten.randperm.out else size
     if tuple(size) != tuple(out.shape):
         raise TraceError(

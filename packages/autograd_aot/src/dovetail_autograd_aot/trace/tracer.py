@@ -24,17 +24,9 @@ from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.boundary import ViewStep
 from dovetail_autograd_aot.graph.op_info import OpKind, op_info
-from dovetail_autograd_aot.trace import metadata_mutations, mutations, views
+from dovetail_autograd_aot.trace import metadata_mutations, mutations, node_values, views
 from dovetail_autograd_aot.trace.derivative_fixes import fills_in_place
 from dovetail_autograd_aot.trace.node_recorder import NodeRecorder, Policy, is_asked, selected
-from dovetail_autograd_aot.trace.node_values import (
-    begins_its_memory,
-    flatten,
-    same_sizes,
-    views_memory,
-    wrapped,
-    wrapped_dict,
-)
 from dovetail_autograd_aot.trace.storage import (
     TracedStorage,
     TraceError,
@@ -178,7 +170,7 @@ class Tracer(NodeRecorder, DispatchMode):
         the tensor of one: a transform converts the 2 of `x * 2` for an x of no dimensions."""
         number, *rest = args
         operand = func._schema.arguments[0].type
-        others = flatten([*rest, *kwargs.values()])
+        others = node_values.flatten([*rest, *kwargs.values()])
         if not isinstance(operand, torch.TensorType) or any(isinstance(o, Tensor) for o in others):
             return args
         dtype = kwargs.get("dtype") if func is aten._to_copy.default else None
@@ -260,7 +252,9 @@ class Tracer(NodeRecorder, DispatchMode):
         message = ""
         if func in (aten.equal.default, aten.allclose.default):
             a, b = args[0], args[1]
-            if func is aten.equal.default and not same_sizes(tuple(a.shape), tuple(b.shape)):
+            if func is aten.equal.default and not node_values.same_sizes(
+                tuple(a.shape), tuple(b.shape)
+            ):
                 return False
             message = f"{func}, which an operator checks, is false of the data"
             with self:
@@ -346,7 +340,9 @@ class Tracer(NodeRecorder, DispatchMode):
         decomposition = self.decompositions.get(func)
         if decomposition is not None:
             with self:
-                result = decomposition(*wrapped(args), **wrapped_dict(kwargs))
+                result = decomposition(
+                    *node_values.wrapped(args), **node_values.wrapped_dict(kwargs)
+                )
             if result is not NotImplemented:
                 return read(self, self.traced(result))
         result = self.emit(func, args, kwargs)
@@ -375,13 +371,13 @@ class Tracer(NodeRecorder, DispatchMode):
         """`node`, or a copy of it: as_strided counts from the beginning of the memory, which must
         be the beginning of the tensor."""
         root = node
-        while views_memory(root):
+        while node_values.views_memory(root):
             root = root.args[0]  # type: ignore[assignment]
         return self.beginning_its_memory(node) if root is node else self._copied(node)
 
     def beginning_its_memory(self, node: Node) -> Node:
         """`node`, or a copy of it if it may not begin where its memory does."""
-        return node if begins_its_memory(node) else self._copied(node)
+        return node if node_values.begins_its_memory(node) else self._copied(node)
 
     def _copied(self, node: Node) -> Node:
         if node not in self._own_copies:

@@ -17,14 +17,8 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from dovetail_autograd_aot.boundary import ViewsAtOnce, ViewStep
+from dovetail_autograd_aot.trace import node_values
 from dovetail_autograd_aot.trace.constants import untraced
-from dovetail_autograd_aot.trace.node_values import (
-    hint,
-    same_metadata,
-    same_size,
-    values,
-    views_memory,
-)
 from dovetail_autograd_aot.trace.storage import (
     StorageNeededError,
     TracedStorage,
@@ -52,12 +46,12 @@ def is_dense(val: FakeTensor) -> bool:
     """Whether a tensor fills its memory from the beginning, without gaps."""
     if val._offset != 0:
         return False
-    order = sorted(range(len(val._sizes)), key=lambda d: hint(val._strides[d]))
+    order = sorted(range(len(val._sizes)), key=lambda d: node_values.hint(val._strides[d]))
     expected: Any = 1
     for d in order:
-        if same_size(val._sizes[d], 1):
+        if node_values.same_size(val._sizes[d], 1):
             continue
-        if not same_size(val._strides[d], expected):
+        if not node_values.same_size(val._strides[d], expected):
             return False
         expected = expected * val._sizes[d]
     return True
@@ -96,10 +90,10 @@ def take_step(
     node = tracer.apply_view(step, value)
     track = track_of(base)
     like = base if func in PHYSICAL else None
-    if like is None and not same_metadata(value.meta["val"], base):
+    if like is None and not node_values.same_metadata(value.meta["val"], base):
         # After a write the value may lie otherwise in memory than the tensor does.
         lying = make(base._sizes, base._strides, base._dtype, base._device, base._offset)
-        like = propagate(func, (lying, *values(args)), dict(kwargs or {}))
+        like = propagate(func, (lying, *node_values.values(args)), dict(kwargs or {}))
     return wrap(node, track.storage, (*track.chain, step), like)
 
 
@@ -230,7 +224,7 @@ def memory_of_overlapping(node: Node) -> Node | None:
     if not reaches_into_itself([n for n, _ in dims], [d for _, d in dims]):
         return None
     root = node
-    while views_memory(root):
+    while node_values.views_memory(root):
         root = root.args[0]  # type: ignore[assignment]
     memory = root.meta["val"]
     known = all(type(n) is int for n in memory._sizes)
@@ -247,7 +241,7 @@ def of_each_element_once(tracer: Tracer, func: OpOverload, base: Node) -> Node:
         return tracer.node_op(aten.as_strided.default, where, {})
     one = base
     for dim, (size, stride) in enumerate(zip(val._sizes, val._strides, strict=True)):
-        if type(stride) is int and stride == 0 and not same_size(size, 1):
+        if type(stride) is int and stride == 0 and not node_values.same_size(size, 1):
             one = tracer.node_op(aten.slice.Tensor, (one, dim, 0, 1), {})
     result = tracer.node_op(func, (one,), {})
     if one is base:

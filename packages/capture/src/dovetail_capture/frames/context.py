@@ -20,7 +20,7 @@ from dovetail_guards.evaluate import FrameView
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.torch_state import no_hooks_on_saved_tensors
 
-from dovetail_capture import _frame_hook
+from dovetail_capture import _frame_hook, skip
 from dovetail_capture import errors as errors
 from dovetail_capture.bytecode.continuation import ContinuationCache, Resumption, leave_blocks
 from dovetail_capture.bytecode.continuation_state import CannotResume
@@ -29,23 +29,8 @@ from dovetail_capture.environment.callers import place_of_caller, users_part
 from dovetail_capture.environment.python_state import handlers_raise, replaced_builtin
 from dovetail_capture.environment.torch_state import observer, torch_state_kept
 from dovetail_capture.environment.torch_switches import suppresses_errors
-from dovetail_capture.frames.backend_run import (
-    Asked,
-    Backend,
-    CompiledGraph,
-    NeedsPlainFloats,
-    NeedsStaticGraphs,
-    NodeRefused,
-    run_backend,
-)
+from dovetail_capture.frames import backend_run, frame_versions
 from dovetail_capture.frames.finally_replay import leave_blocks_of
-from dovetail_capture.frames.frame_versions import (
-    CompileGuards,
-    FrameVersions,
-    GuardsFail,
-    RegionSettings,
-    native_guard,
-)
 from dovetail_capture.frames.guard_filter import keep_guards
 from dovetail_capture.frames.recompiles import sizes_of
 from dovetail_capture.interpreter.library.function_table import substitute_of
@@ -61,12 +46,6 @@ from dovetail_capture.reporting.compile_log import (
 )
 from dovetail_capture.reporting.failures import error_of_program, failure_of, note_failure
 from dovetail_capture.reporting.program_warnings import operator_blocks_end
-from dovetail_capture.skip import (
-    is_generated_for_skipped,
-    is_skipped,
-    opens_checkpoint,
-    runs_with_capture_off,
-)
 from dovetail_capture.stance import breaks_are_errors, current_stance, forced_backend
 
 Capture = Callable[..., CapturedFrame]
@@ -87,11 +66,11 @@ def _is_disabled_for_all(args: tuple[Any, ...], func: FunctionType) -> bool:
     return is_disabled(func) and without_others_marks(func) is func
 
 
-_DEFAULTS = RegionSettings()
+_DEFAULTS = frame_versions.RegionSettings()
 _MOST_REPEATS = 4  # of a capture whose guards do not hold at its end
 
 
-class CaptureContext(FrameVersions):
+class CaptureContext(frame_versions.FrameVersions):
     """Captures frames for one backend; what `Switched` wrappers switch on.
 
     Nothing in it refers back to it, nor does it keep alive what guards only compare by identity:
@@ -99,14 +78,14 @@ class CaptureContext(FrameVersions):
 
     def __init__(
         self,
-        backend: Backend,
+        backend: backend_run.Backend,
         capture: Capture,
         *,
         options: CaptureOptions | None = None,
-        region: RegionSettings = _DEFAULTS,
+        region: frame_versions.RegionSettings = _DEFAULTS,
         roots: Sequence[CodeType] = (),
         log: CompileLog | None = None,
-        compile_guards: CompileGuards = native_guard,
+        compile_guards: frame_versions.CompileGuards = frame_versions.native_guard,
     ) -> None:
         """`capture` is `interpreter.capture_frame`; `roots` are codes that are captured even
         though they lie in a skipped directory (the forward of a torch.nn module)."""
@@ -188,11 +167,11 @@ class CaptureContext(FrameVersions):
         if getattr(func, "_torchdynamo_disable_recursive", None) is False:
             _frame_hook.skip_code(inspect.unwrap(func).__code__)
             return None  # (torch's wrappers of this kind have one code, which others share)
-        if runs_with_capture_off(code):
+        if skip.runs_with_capture_off(code):
             if is_disabled(func):  # (with code that it shares with what is not)
                 return self.hook.add(code, _is_disabled_for_all, code)
             return _frame_hook.OFF
-        if opens_checkpoint(code):
+        if skip.opens_checkpoint(code):
             raise errors.CaptureError(_OPEN_CHECKPOINT.format(place_of_caller()))
         if getattr(func, "_torchdynamo_disable", False):
             return _frame_hook.OFF
@@ -201,7 +180,7 @@ class CaptureContext(FrameVersions):
             self.tell_of_substitute(code, substitute)
             guard = self._compile_guards(GuardSet(()), code)
             return self.hook.add(code, guard, substitute.code)
-        skipped = is_skipped(code) or is_generated_for_skipped(code, func)
+        skipped = skip.is_skipped(code) or skip.is_generated_for_skipped(code, func)
         if skipped and not self.is_root(code):
             if not self._continuations.is_continuation(code):
                 return _frame_hook.SKIP
@@ -265,17 +244,17 @@ class CaptureContext(FrameVersions):
         while True:
             try:
                 return self._compile_once(code, func, args, started)
-            except GuardsFail:
+            except frame_versions.GuardsFail:
                 if repeats == _MOST_REPEATS:
                     raise
                 repeats += 1  # another thread may have changed what was captured
-            except NeedsPlainFloats as needs:
+            except backend_run.NeedsPlainFloats as needs:
                 self._facts.of(code).plain_floats = True
                 self.log.add("plain floats", code, f"backend: {needs.__cause__!r}")
-            except NeedsStaticGraphs as needs:
+            except backend_run.NeedsStaticGraphs as needs:
                 self.static_graphs = str(needs)
                 self._facts.of(code).refused.clear()  # (operations are numbered anew)
-            except NodeRefused as refusal:
+            except backend_run.NodeRefused as refusal:
                 self._facts.of(code).refused[refusal.operation] = str(refusal)
 
     def _compile_once(
@@ -289,7 +268,7 @@ class CaptureContext(FrameVersions):
             if resumption is None:
                 return _frame_hook.SKIP
         has_graph = frame.graph is not None
-        text, compiled = "", CompiledGraph()
+        text, compiled = "", backend_run.CompiledGraph()
         if frame.break_ is None and self.keeps_code(frame):
             # Run as it is, the hook lets alone what it calls, too: that was captured, and has
             # nothing to compile, unless Python is told another thing than capture was.
@@ -380,7 +359,7 @@ class CaptureContext(FrameVersions):
             self.log.add("plain", self._continuations.root_code(code), reason)
             return None
 
-    def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> CompiledGraph:
+    def _compiled_graph(self, code: CodeType, frame: CapturedFrame) -> backend_run.CompiledGraph:
         tell_of_graph(frame)
         breaks_allowed = not (self.options.fullgraph or breaks_are_errors())
         facts = self._facts.of(code)
@@ -388,7 +367,7 @@ class CaptureContext(FrameVersions):
         if static and (self.options.dynamic or facts.sizes):
             self.log.add("static graph", code, self.static_graphs)
         suppressed = suppresses_errors()
-        asked = Asked(breaks_allowed, static, self.options.on_error, suppressed)
+        asked = backend_run.Asked(breaks_allowed, static, self.options.on_error, suppressed)
         forced = forced_backend()
         backend = self.backend if forced is None else forced
-        return run_backend(backend, code, frame, facts, self.log, asked)
+        return backend_run.run_backend(backend, code, frame, facts, self.log, asked)

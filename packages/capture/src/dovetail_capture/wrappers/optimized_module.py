@@ -11,16 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from dovetail_capture.wrappers import askers
 from dovetail_capture.wrappers import state_dict_names as names
-from dovetail_capture.wrappers.askers import (
-    CHANGES_CLASS,
-    EXPECTS_PREFIX,
-    FSDP,
-    LEFT_OUT,
-    READS_NAMES,
-    is_asked_by,
-    torchs_class,
-)
 from dovetail_capture.wrappers.state_dict_names import INNER, Submodules
 
 _OWN = frozenset({INNER, "_optimize", "capture_context", "forward"})
@@ -115,14 +107,14 @@ class OptimizedModule(torch.nn.Module):
     @property
     def __class__(self) -> type:
         """torch.compile's class where it is loaded, for `isinstance`; `type` tells the own one."""
-        if self._is_asked_by(READS_NAMES):
+        if self._is_asked_by(askers.READS_NAMES):
             return self._orig_mod.__class__
-        return torchs_class() or type(self)
+        return askers.torchs_class() or type(self)
 
     @__class__.setter
     def __class__(self, value: type) -> None:
         # Sharding makes a class of its own from the class that a module says it has.
-        theirs, own = torchs_class(), type(self)
+        theirs, own = askers.torchs_class(), type(self)
         if value is theirs:
             return
         if theirs is not None and theirs in value.__bases__:
@@ -134,7 +126,7 @@ class OptimizedModule(torch.nn.Module):
     def _is_asked_by(self, modules: frozenset[str]) -> bool:
         """Whether code of one of these modules is what calls, two frames up or through a method
         of `nn.Module`, or through an abstract class's `__instancecheck__`."""
-        return is_asked_by(modules, 3)
+        return askers.is_asked_by(modules, 3)
 
     @property
     def dynamo_ctx(self) -> SameSettings:
@@ -168,7 +160,7 @@ class OptimizedModule(torch.nn.Module):
             raise AttributeError(name)
         if name == "_modules":
             return Submodules(self._orig_mod._modules, self._set_inner)
-        if name in ("_parameters", "_buffers") and self._is_asked_by(CHANGES_CLASS):
+        if name in ("_parameters", "_buffers") and self._is_asked_by(askers.CHANGES_CLASS):
             return {}
         if name == "__signature__":  # of the module itself
             return inspect.signature(self._orig_mod.forward)
@@ -214,11 +206,11 @@ class OptimizedModule(torch.nn.Module):
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """The wrapped module, by the name `_orig_mod`."""
-        if self._is_asked_by(READS_NAMES):
+        if self._is_asked_by(askers.READS_NAMES):
             yield from self._orig_mod.named_children()
             return
-        if self._is_asked_by(FSDP):
-            yield LEFT_OUT, self._orig_mod
+        if self._is_asked_by(askers.FSDP):
+            yield askers.LEFT_OUT, self._orig_mod
             return
         if torch.jit._trace._trace_module_map is not None:
             raise RuntimeError(
@@ -246,7 +238,7 @@ class OptimizedModule(torch.nn.Module):
         self, members: Any, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Any]]:
         # Its own are none: who goes through all modules finds the wrapped module's there.
-        if recurse or self._is_asked_by(READS_NAMES):
+        if recurse or self._is_asked_by(askers.READS_NAMES):
             yield from self._orig_mod._named_members(members, prefix, recurse, remove_duplicate)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> OptimizedModule:
@@ -280,7 +272,7 @@ class OptimizedModule(torch.nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's state dict."""
-        if self._is_asked_by(EXPECTS_PREFIX):
+        if self._is_asked_by(askers.EXPECTS_PREFIX):
             kwargs.setdefault("prefix", f"{INNER}.")
         return self._orig_mod.state_dict(*args, **kwargs)
 

@@ -18,12 +18,7 @@ from typing import Any
 
 import torch
 from dovetail_prims.fake_tensor import FakeTensor, propagate
-from dovetail_prims.shape_rules.layout import (
-    dense_order,
-    is_channels_last,
-    is_contiguous,
-    same_strides,
-)
+from dovetail_prims.shape_rules import layout
 from torch.fx import Graph, GraphModule, Node
 
 from dovetail_inductor.fx_nodes import call_at, fake_of, is_view
@@ -275,14 +270,14 @@ class _Relayout:
     def _note(self, node: Node, copy: Node) -> None:
         before, after = node.meta.get("val"), copy.meta.get("val")
         if isinstance(before, FakeTensor) and isinstance(after, FakeTensor):
-            if not same_strides(before._strides, after._strides):
+            if not layout.same_strides(before._strides, after._strides):
                 self.changed.add(node)
 
     def _channels_last(self, operand: Any, user: Node | None = None) -> Node:
         """A tensor of pixels of the new graph in channels-last, for a node that is there or for
         what comes next."""
         value = fake_of(operand)
-        if is_channels_last(value._sizes, value._strides):
+        if layout.is_channels_last(value._sizes, value._strides):
             return operand  # type: ignore[no-any-return]
         if operand not in self.laid_out:
             with nullcontext() if user is None else self.graph.inserting_before(user):
@@ -301,10 +296,10 @@ class _Relayout:
             self.restored[node] = self.graph.node_copy(node, self._as_before)
         if node not in self.restored:
             before = fake_of(node)
-            order = dense_order(before._sizes, before._strides)
+            order = layout.dense_order(before._sizes, before._strides)
             if order is None:
                 raise _CannotRestore
-            if is_contiguous(before._sizes, before._strides):
+            if layout.is_contiguous(before._sizes, before._strides):
                 order = list(range(len(order)))  # also where dimensions of size 1 are
             made, rows = self.copied[node], {"memory_format": torch.contiguous_format}
             turned = call_at(made, self.graph, aten.permute.default, made, order)
@@ -322,7 +317,7 @@ def _takes_pixels(copy: Node) -> bool:
     x, picks = fake_of(copy.args[0]), copy.args[1]
     assert isinstance(picks, Sequence)
     masks = any(p is not None and fake_of(p)._dtype in (torch.bool, torch.uint8) for p in picks)
-    return is_channels_last(x._sizes, x._strides) and not masks
+    return layout.is_channels_last(x._sizes, x._strides) and not masks
 
 
 def _sees_strides(node: Node) -> bool:

@@ -12,16 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import gcd, prod
 
-from dovetail_inductor.loop_ir.expr import (
-    Apply,
-    Builder,
-    Constant,
-    Expr,
-    IndexValue,
-    Load,
-    rename,
-    walk,
-)
+from dovetail_inductor.loop_ir import expr
 from dovetail_inductor.loop_ir.index import Index, Var, constant, variable
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
@@ -54,7 +45,9 @@ def unroll_parts(graph: KernelGraph, options: InductorOptions) -> KernelGraph:
     return replace(graph, steps=tuple(steps), buffers=buffers)
 
 
-def _unrolled(builder: Builder, kernel: FusedKernel, buffers: dict[str, Buffer]) -> FusedKernel:
+def _unrolled(
+    builder: expr.Builder, kernel: FusedKernel, buffers: dict[str, Buffer]
+) -> FusedKernel:
     """The kernel itself where no loop is worth it; `buffers` gets the parts of internal ones."""
     points = prod(hint_of(v.size) for v in (*kernel.rows, *kernel.columns))
     if points < LEAST_POINTS:
@@ -72,11 +65,11 @@ def _part_width(kernel: FusedKernel, var: Var) -> int | None:
     if is_symbolic(var.size):
         return None
     found: set[int] = set()
-    for node in walk([nest.body for nest in kernel.nests]):
-        if not (isinstance(node, Apply) and node.op in _BOUNDARY):
+    for node in expr.walk([nest.body for nest in kernel.nests]):
+        if not (isinstance(node, expr.Apply) and node.op in _BOUNDARY):
             continue
         index, bound = node.args
-        if not (isinstance(index, IndexValue) and isinstance(bound, Constant)):
+        if not (isinstance(index, expr.IndexValue) and isinstance(bound, expr.Constant)):
             continue
         place = index.index
         if place.terms == ((var, 1),) and not is_symbolic(place.const):
@@ -110,7 +103,7 @@ def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
 
 
 def _cut(
-    builder: Builder, kernel: FusedKernel, var: Var, width: int, buffers: dict[str, Buffer]
+    builder: expr.Builder, kernel: FusedKernel, var: Var, width: int, buffers: dict[str, Buffer]
 ) -> FusedKernel:
     part = Var(var.id, width)
     turns = () if width == 1 else (part,)
@@ -124,12 +117,12 @@ def _cut(
                 own[nest.buffer] = f"{nest.buffer}_{k}"
                 buffers[own[nest.buffer]] = replace(buffers[nest.buffer], name=own[nest.buffer])
 
-    def placed(body: Expr, k: int) -> Expr:
-        def element(load: Load, index: Index, mask: Expr | None) -> Expr:
+    def placed(body: expr.Expr, k: int) -> expr.Expr:
+        def element(load: expr.Load, index: Index, mask: expr.Expr | None) -> expr.Expr:
             name = names[k].get(load.buffer, load.buffer)
             return builder.load(name, index, load.dtype, mask)
 
-        return rename(builder, [body], lambda v: at(v, k), element)[0]
+        return expr.rename(builder, [body], lambda v: at(v, k), element)[0]
 
     def at(v: Var, k: int) -> Index:
         return places[k] if v == var else variable(v)

@@ -29,11 +29,7 @@ from dovetail_prims.ops.values import (
     unrounded,
     where,
 )
-from dovetail_prims.shape_rules.argument_checks.requirement import (
-    Requirement,
-    fit_dtype_of_self,
-    is_one_of,
-)
+from dovetail_prims.shape_rules.argument_checks import requirement
 from dovetail_prims.shape_rules.copies import clone, of_cpu
 from dovetail_prims.shape_rules.layout import fresh, insisted, pointwise_out, wrap_dim
 from dovetail_prims.shape_rules.parts import slice_
@@ -249,13 +245,13 @@ def rrelu(
     return mean, aten.clone.default(noise)
 
 
-_APPROXIMATION = is_one_of(
+_APPROXIMATION = requirement.is_one_of(
     "approximate", ("none", "tanh"), "approximate argument must be either none or tanh."
 )
-_WIDTH = Requirement(
+_WIDTH = requirement.Requirement(
     lambda given: given["lambd"] >= 0, "lambda must not be negative, but found {lambd}"
 )
-_REPLACED = fit_dtype_of_self("threshold", "value")
+_REPLACED = requirement.fit_dtype_of_self("threshold", "value")
 
 CARDS = (
     decomposed("gelu", gelu, same_dtype, requires=(_APPROXIMATION,)),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, make
+from dovetail_prims.ops import norms
 from dovetail_prims.ops.card import also, composed
 from dovetail_prims.ops.common import (
     along,
@@ -18,14 +19,6 @@ from dovetail_prims.ops.common import (
     formatted,
     suggested_format,
     wide,
-)
-from dovetail_prims.ops.norms import (
-    affine,
-    check_mixed,
-    like_contiguous,
-    like_suggested,
-    saved_dtype,
-    statistics_dtype,
 )
 from dovetail_prims.shape_rules import layout
 from dovetail_prims.shape_rules.promotion import REDUCED
@@ -44,23 +37,23 @@ def batch_norm_shape(
     eps: float,
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
     """`native_batch_norm` and the `_native_batch_norm_legit` forms with statistics."""
-    check_mixed(x, weight, bias, running_mean, running_var)
+    norms.check_mixed(x, weight, bias, running_mean, running_var)
     # Data that can be read as contiguous is.
     if x._device.type != "cpu":
         out = make(x._sizes, layout.empty_like_strides(x), x._dtype, x._device)
     elif layout.is_contiguous(x._sizes, x._strides):
-        out = like_contiguous(x)
+        out = norms.like_contiguous(x)
     elif layout.is_channels_last(x._sizes, x._strides):
         out = make(x._sizes, layout.channels_last(x._sizes), x._dtype, x._device)
     else:
-        out = like_suggested(x)
+        out = norms.like_suggested(x)
     saved: Sizes = (x._sizes[1],) if training or x._device.type != "cpu" else (0,)
     dtype = x._dtype
     if dtype in REDUCED:
         if x._device.type != "cpu":
             dtype = torch.float32
         else:
-            dtype = statistics_dtype(x, weight, bias, running_mean)
+            dtype = norms.statistics_dtype(x, weight, bias, running_mean)
     return out, layout.fresh(saved, dtype, x._device), layout.fresh(saved, dtype, x._device)
 
 
@@ -105,7 +98,7 @@ def cudnn_batch_norm_shape(
     """`cudnn_batch_norm`. The reserve's size is cuDNN's secret; it only passes to the backward."""
     saved: Sizes = (x._sizes[1],) if training else (0,)
     return (
-        like_suggested(x),
+        norms.like_suggested(x),
         layout.fresh(saved, weight._dtype, x._device),
         layout.fresh(saved, weight._dtype, x._device),
         layout.fresh((0,), torch.uint8, x._device),
@@ -156,7 +149,7 @@ def _train(
     normal = aten.mul.Tensor(aten.sub.Tensor(x, mean), rstd)
     w = None if weight is None else along(weight, 1, rank)
     b = None if bias is None else along(bias, 1, rank)
-    out = in_format(cast(affine(normal, w, b), input.dtype), input)
+    out = in_format(cast(norms.affine(normal, w, b), input.dtype), input)
     mean, var, rstd = (aten.squeeze.dims(s, dims) for s in (mean, var, rstd))
     new_mean = new_var = None
     if running_mean is not None:
@@ -165,7 +158,7 @@ def _train(
         n = count(x, dims)
         unbiased = aten.mul.Tensor(var, n / (n - 1))
         new_var = _blend(running_var, unbiased, momentum)
-    kept = saved_dtype(input, weight, bias, running_mean)
+    kept = norms.saved_dtype(input, weight, bias, running_mean)
     return out, cast(mean, kept), cast(rstd, kept), new_mean, new_var
 
 
@@ -192,7 +185,7 @@ def _evaluate(
         rstd = aten.rsqrt.default(aten.add.Tensor(cast(running_var, x.dtype), eps))
         used = aten.clone.default(cast(running_mean, x.dtype))
         return cast(out, input.dtype), used, rstd
-    kept = saved_dtype(input, weight, bias, running_mean)
+    kept = norms.saved_dtype(input, weight, bias, running_mean)
     nothing = aten.full.default([0], 0, dtype=kept, device=input.device)
     return (
         in_format(cast(out, input.dtype), input),

@@ -9,22 +9,13 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor, Sizes, hint_of, make
-from dovetail_prims.ops.common import (
-    Number,
-    aten,
-    broadcast,
-    cast,
-    compute_dtype,
-    kind,
-    lookup,
-    promote_types,
-)
+from dovetail_prims.ops import common
 from dovetail_prims.shape_rules.layout import equal_sizes, has_zero, pointwise_layout, same_strides
 
-Operand = Tensor | Number
+Operand = Tensor | common.Number
 
 
-def number_dtype(value: Number) -> torch.dtype:
+def number_dtype(value: common.Number) -> torch.dtype:
     """The dtype that a number counts as in promotion."""
     if isinstance(value, bool):
         return torch.bool
@@ -40,13 +31,13 @@ def result_dtype(*operands: Operand) -> torch.dtype:
         place = 2 if not isinstance(x, Tensor) else 0 if x.dim() else 1
         dtype = x.dtype if isinstance(x, Tensor) else number_dtype(x)
         held = classes[place]
-        classes[place] = dtype if held is None else promote_types(held, dtype)
+        classes[place] = dtype if held is None else common.promote_types(held, dtype)
     found: torch.dtype | None = None
     for dtype in (d for d in classes if d is not None):
         if found is None:
             found = dtype
-        elif kind(dtype) > kind(found):
-            found = promote_types(found, dtype)
+        elif common.kind(dtype) > common.kind(found):
+            found = common.promote_types(found, dtype)
     assert found is not None
     return found
 
@@ -56,7 +47,7 @@ def common_shape(*operands: Operand) -> list[int]:
     shape: list[int] = []
     for x in operands:
         if isinstance(x, Tensor):
-            shape = broadcast(shape, x.shape)
+            shape = common.broadcast(shape, x.shape)
     return shape
 
 
@@ -74,20 +65,20 @@ def is_in_order(x: Operand, dtype: torch.dtype, shape: Sequence[int]) -> bool:
 def in_order(x: Operand, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> Tensor:
     """An operand as a tensor of the dtype and shape"""
     if not isinstance(x, Tensor):
-        x = aten.full.default([], x, dtype=dtype, device=device)
-    x = cast(x, dtype)
-    return x if list(x.shape) == list(shape) else aten.expand.default(x, shape)
+        x = common.aten.full.default([], x, dtype=dtype, device=device)
+    x = common.cast(x, dtype)
+    return x if list(x.shape) == list(shape) else common.aten.expand.default(x, shape)
 
 
-def filled_like(x: Tensor, value: Number) -> Tensor:
+def filled_like(x: Tensor, value: common.Number) -> Tensor:
     """A number in the shape and dtype of x"""
-    one = aten.full.default([], value, dtype=x.dtype, device=x.device)
-    return aten.expand.default(one, x.shape) if x.dim() else one
+    one = common.aten.full.default([], value, dtype=x.dtype, device=x.device)
+    return common.aten.expand.default(one, x.shape) if x.dim() else one
 
 
 def truth_of(x: Tensor) -> Tensor:
     """x is not 0"""
-    return x if x.dtype == torch.bool else aten.ne.Tensor(x, filled_like(x, 0))
+    return x if x.dtype == torch.bool else common.aten.ne.Tensor(x, filled_like(x, 0))
 
 
 # --- what puts the operands of pointwise operators in order ---------------------------------------
@@ -95,12 +86,12 @@ def truth_of(x: Tensor) -> Tensor:
 
 def ordered(name: str, *, to_float: bool = False, compares: bool = False) -> Callable[..., Any]:
     """A two-operand op with its operands put in order"""
-    op = lookup(name)
+    op = common.lookup(name)
     assert op is not None, name
 
-    def entry(self: Operand, other: Operand, *, alpha: Number = 1, **kwargs: Any) -> Any:
+    def entry(self: Operand, other: Operand, *, alpha: common.Number = 1, **kwargs: Any) -> Any:
         dtype = result_dtype(self, other)
-        if to_float and kind(dtype) < 2:
+        if to_float and common.kind(dtype) < 2:
             dtype = torch.get_default_dtype()
         shape = common_shape(self, other)
         tensors = isinstance(self, Tensor) and isinstance(other, Tensor)
@@ -108,26 +99,26 @@ def ordered(name: str, *, to_float: bool = False, compares: bool = False) -> Cal
             return NotImplemented
         # A number keeps its precision beside a half type: eager rounds the result, not the number.
         rounded_late = not compares and (not tensors or alpha != 1)
-        work = compute_dtype(dtype) if rounded_late else dtype
+        work = common.compute_dtype(dtype) if rounded_late else dtype
         device = common_device(self, other)
         a, b = (in_order(x, work, shape, device) for x in (self, other))
         if alpha != 1:
-            b = aten.mul.Tensor(b, in_order(alpha, work, shape, device))
+            b = common.aten.mul.Tensor(b, in_order(alpha, work, shape, device))
         out = op(a, b, **kwargs)
-        return out if compares else cast(out, dtype)
+        return out if compares else common.cast(out, dtype)
 
     return entry
 
 
 def of_floats(name: str) -> Callable[..., Any]:
     """A float function of one operand: integers are converted first"""
-    op = lookup(name)
+    op = common.lookup(name)
     assert op is not None, name
 
     def entry(self: Tensor) -> Any:
-        if kind(self.dtype) >= 2:
+        if common.kind(self.dtype) >= 2:
             return NotImplemented
-        return op(cast(self, torch.get_default_dtype()))
+        return op(common.cast(self, torch.get_default_dtype()))
 
     return entry
 
@@ -141,7 +132,7 @@ def ordered_where(condition: Tensor, self: Tensor, other: Tensor) -> Any:
     if all(is_in_order(x, d, shape) for x, d in pairs):
         return NotImplemented
     device = common_device(*operands)
-    return aten.where.self(*(in_order(x, d, shape, device) for x, d in pairs))
+    return common.aten.where.self(*(in_order(x, d, shape, device) for x, d in pairs))
 
 
 # --- layouts --------------------------------------------------------------------------------------
@@ -180,6 +171,6 @@ def relaid(x: Tensor, strides: Sizes) -> Tensor:
     if same_strides(tuple(own[d] for d in some), tuple(strides[d] for d in some)):
         return x
     order = sorted(range(len(own)), key=lambda d: (-hint_of(strides[d]), d))
-    moved = aten.permute.default(x, order)
-    dense = aten.clone.default(moved, memory_format=torch.contiguous_format)
-    return aten.permute.default(dense, [order.index(d) for d in range(len(order))])
+    moved = common.aten.permute.default(x, order)
+    dense = common.aten.clone.default(moved, memory_format=torch.contiguous_format)
+    return common.aten.permute.default(dense, [order.index(d) for d in range(len(order))])

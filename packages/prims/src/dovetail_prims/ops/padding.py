@@ -10,18 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dovetail_prims.ops import common
 from dovetail_prims.ops.card import Card, Kind, composed
-from dovetail_prims.ops.common import (
-    aten,
-    cast,
-    constant,
-    contiguous,
-    format_on_cpu,
-    formatted,
-    iota,
-    wide,
-    zeros,
-)
+from dovetail_prims.ops.common import aten
 from dovetail_prims.shape_rules.copies import in_format
 
 # (positions along the padded dimension, size of the unpadded one) -> positions read there
@@ -38,12 +29,12 @@ def _reflect(place: Tensor, size: int) -> Tensor:
 def _replicate(place: Tensor, size: int) -> Tensor:
     """Held at the first and the last element"""
     low = aten.relu.default(place)
-    return aten.minimum.default(low, constant(size - 1, place))
+    return aten.minimum.default(low, common.constant(size - 1, place))
 
 
 def _places(like: Tensor, size: int, before: int, after: int, fold: Fold) -> Tensor:
     """For each padded position along a dimension, the position it reads"""
-    shifted = aten.sub.Tensor(iota(size + before + after, like), before)
+    shifted = aten.sub.Tensor(common.iota(size + before + after, like), before)
     return fold(shifted, size)
 
 
@@ -58,7 +49,7 @@ def _pad(self: Tensor, padding: Sequence[int], fold: Fold) -> Tensor:
     for dim, before, after in _sides(padding, self.dim()):
         place = _places(self, self.shape[dim], before, after, fold)
         out = aten.index.Tensor(out, [*[None] * dim, place])
-    return formatted(out, format_on_cpu(self))
+    return common.formatted(out, common.format_on_cpu(self))
 
 
 # (gradient, dimension, positions before, after) -> what the first and the last get from beyond
@@ -92,7 +83,7 @@ def _gathered(grad: Tensor, dim: int, before: int, after: int) -> tuple[Tensor, 
 def _pad_backward(
     grad: Tensor, self: Tensor, padding: Sequence[int], fold: Fold, edges: Edges
 ) -> Tensor:
-    out = wide(contiguous(grad))
+    out = common.wide(common.contiguous(grad))
     for dim, before, after in _sides(padding, self.dim()):
         if all(type(n) is int and n >= 0 for n in (before, after)):
             low, high = edges(out, dim, before, after)
@@ -102,8 +93,8 @@ def _pad_backward(
         place = _places(self, self.shape[dim], before, after, fold)
         size = list(out.shape)
         size[dim] = self.shape[dim]
-        out = aten.index_put.default(zeros(size, out), [*[None] * dim, place], out, True)
-    return formatted(cast(out, grad.dtype), format_on_cpu(self))
+        out = aten.index_put.default(common.zeros(size, out), [*[None] * dim, place], out, True)
+    return common.formatted(common.cast(out, grad.dtype), common.format_on_cpu(self))
 
 
 def reflection_pad(self: Tensor, padding: Sequence[int]) -> Tensor:

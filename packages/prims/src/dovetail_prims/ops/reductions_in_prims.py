@@ -8,24 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dovetail_prims.ops.common import (
-    Number,
-    aten,
-    cast,
-    count,
-    dims_of,
-    kind,
-    lookup,
-    reshape,
-    wide,
-)
+from dovetail_prims.ops import common
 from dovetail_prims.ops.operands import truth_of
 from dovetail_prims.ops.promises import require
 
 
 def _accumulated(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The dtype a sum is taken and given in: int64 for integers unless told"""
-    return dtype or (torch.int64 if kind(x.dtype) < 2 else x.dtype)
+    return dtype or (torch.int64 if common.kind(x.dtype) < 2 else x.dtype)
 
 
 def sum(
@@ -40,27 +30,29 @@ def sum(
     if dim and dtype is None and wanted == self.dtype:
         return NotImplemented
     if not self.dim():
-        return cast(aten.clone.default(self), wanted)
-    return aten.sum.dim_IntList(cast(self, wanted), dims_of(self, dim), keepdim)
+        return common.cast(common.aten.clone.default(self), wanted)
+    return common.aten.sum.dim_IntList(
+        common.cast(self, wanted), common.dims_of(self, dim), keepdim
+    )
 
 
 def along_one(name: str) -> Callable[..., Any]:
     """prod, cumsum and cumprod: over one dimension, the input converted first"""
-    op = lookup(name)
+    op = common.lookup(name)
     assert op is not None, name
 
     def entry(self: Tensor, dim: int, *rest: Any, dtype: torch.dtype | None = None) -> Any:
         wanted = _accumulated(self, dtype)
         if dtype is None and wanted == self.dtype:
             return NotImplemented
-        return op(cast(self, wanted), dim, *rest)
+        return op(common.cast(self, wanted), dim, *rest)
 
     return entry
 
 
 def extreme(name: str) -> Callable[..., Any]:
     """amax and amin: over named dimensions"""
-    op = lookup(name)
+    op = common.lookup(name)
     assert op is not None, name
 
     def entry(self: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
@@ -68,30 +60,30 @@ def extreme(name: str) -> Callable[..., Any]:
         if dim:
             return NotImplemented
         if not self.dim():
-            return aten.clone.default(self)
-        return op(self, dims_of(self, dim), keepdim)
+            return common.aten.clone.default(self)
+        return op(self, common.dims_of(self, dim), keepdim)
 
     return entry
 
 
 def place(name: str) -> Callable[..., Any]:
     """argmax and argmin: along a named dimension"""
-    op = lookup(name)
+    op = common.lookup(name)
     assert op is not None, name
 
     def entry(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         """Along a named dimension; of the whole tensor, along its row-major line"""
         if dim is not None:
             return NotImplemented
-        found = op(reshape(self, [-1]), 0)
-        return aten.view.default(found, [1] * self.dim()) if keepdim else found
+        found = op(common.reshape(self, [-1]), 0)
+        return common.aten.view.default(found, [1] * self.dim()) if keepdim else found
 
     return entry
 
 
 def truths(name: str) -> Callable[..., Any]:
     """any and all: of booleans, over named dimensions"""
-    op = lookup(name)
+    op = common.lookup(name)
     assert op is not None, name
 
     def entry(self: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
@@ -99,9 +91,9 @@ def truths(name: str) -> Callable[..., Any]:
         if self.dtype == torch.bool and dim:
             return NotImplemented
         truth = truth_of(self)
-        dims = dims_of(self, dim)
-        out = op(truth, dims, keepdim) if dims else aten.clone.default(truth)
-        return cast(out, torch.uint8) if self.dtype == torch.uint8 else out
+        dims = common.dims_of(self, dim)
+        out = op(truth, dims, keepdim) if dims else common.aten.clone.default(truth)
+        return common.cast(out, torch.uint8) if self.dtype == torch.uint8 else out
 
     return entry
 
@@ -110,20 +102,20 @@ def var_mean(
     self: Tensor,
     dim: Sequence[int] | None = None,
     *,
-    correction: Number | None = None,
+    correction: common.Number | None = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Two passes: the mean, then the mean square distance from it"""
-    x = wide(self)
-    dims = dims_of(x, dim)
-    n = count(x, dims)
-    mean = aten.div.Tensor(aten.sum.dim_IntList(x, dims, True), n)
-    distance = aten.sub.Tensor(x, mean)
-    square = aten.sum.dim_IntList(aten.mul.Tensor(distance, distance), dims, keepdim)
+    x = common.wide(self)
+    dims = common.dims_of(x, dim)
+    n = common.count(x, dims)
+    mean = common.aten.div.Tensor(common.aten.sum.dim_IntList(x, dims, True), n)
+    distance = common.aten.sub.Tensor(x, mean)
+    square = common.aten.sum.dim_IntList(common.aten.mul.Tensor(distance, distance), dims, keepdim)
     left = n - (1 if correction is None else correction)
-    variance = aten.div.Tensor(square, left if left > 0 else 0)
-    mean = mean if keepdim else aten.squeeze.dims(mean, dims)
-    return cast(variance, self.dtype), cast(mean, self.dtype)
+    variance = common.aten.div.Tensor(square, left if left > 0 else 0)
+    mean = mean if keepdim else common.aten.squeeze.dims(mean, dims)
+    return common.cast(variance, self.dtype), common.cast(mean, self.dtype)
 
 
 # --- what they mean -------------------------------------------------------------------------------

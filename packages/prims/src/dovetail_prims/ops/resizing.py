@@ -19,20 +19,9 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, make
+from dovetail_prims.ops import common
 from dovetail_prims.ops.card import Card, composed
-from dovetail_prims.ops.common import (
-    along,
-    aten,
-    cast,
-    formatted,
-    iota,
-    made_for,
-    of_known_sizes,
-    suggested_format,
-    where,
-    wide,
-    zeros,
-)
+from dovetail_prims.ops.common import aten
 from dovetail_prims.ops.taps import (
     Tap,
     Taps,
@@ -71,7 +60,7 @@ def upsample(x: FakeTensor, output_size: Sequence[Size], *rest: Any) -> FakeTens
 def _resize(self: Tensor, size: Sequence[int], taps: Taps, scales: Sequence[float | None]) -> Any:
     """Each spatial dimension in turn: gather each tap, weigh, add"""
     rank = self.dim()
-    out = wide(self)
+    out = common.wide(self)
     for k, (wanted, scale) in enumerate(zip(size, scales, strict=True)):
         dim = rank - len(size) + k
         parts = []
@@ -80,12 +69,12 @@ def _resize(self: Tensor, size: Sequence[int], taps: Taps, scales: Sequence[floa
             if weight is not None:
                 if not self.dtype.is_floating_point:
                     return NotImplemented  # bytes are weighed in a fixed point of the library's
-                part = aten.mul.Tensor(part, along(weight, dim, rank))
+                part = aten.mul.Tensor(part, common.along(weight, dim, rank))
             parts.append(part)
         out = parts[0]
         for part in parts[1:]:
             out = aten.add.Tensor(out, part)
-    return formatted(cast(out, self.dtype), suggested_format(self))
+    return common.formatted(common.cast(out, self.dtype), common.suggested_format(self))
 
 
 @dataclass(frozen=True)
@@ -141,7 +130,7 @@ def _middles(like: Tensor, size: int, wanted: int, align_corners: bool) -> Tenso
     factor, shift, by = 2 * wanted, wanted, 2 * size
     if align_corners and size > 1:
         factor, shift, by = wanted - 1, 0, size - 1
-    scaled = aten.add.Tensor(aten.mul.Tensor(iota(size, like), factor), shift)
+    scaled = aten.add.Tensor(aten.mul.Tensor(common.iota(size, like), factor), shift)
     return aten.div.Tensor_mode(scaled, by, rounding_mode="floor")
 
 
@@ -149,7 +138,7 @@ def _read_back(
     grad: Tensor, dim: int, size: int, taps: Sequence[Tap], readers: tuple[int, int], middle: Tensor
 ) -> Tensor:
     """Along one dimension, at each position: the gradients of the outputs that read it, weighed"""
-    wanted, own = grad.shape[dim], iota(size, grad)
+    wanted, own = grad.shape[dim], common.iota(size, grad)
     total: Tensor | None = None
     for gap in range(readers[0], readers[1] + 1):
         reader = aten.add.Tensor(middle, gap)
@@ -162,13 +151,13 @@ def _read_back(
             hit = aten.bitwise_and.Tensor(hit, there)
             reads = hit if reads is None else aten.bitwise_or.Tensor(reads, hit)
             if tap_weight is not None:
-                part = where(hit, aten.index.Tensor(tap_weight, [at]), 0.0)
+                part = common.where(hit, aten.index.Tensor(tap_weight, [at]), 0.0)
                 weight = part if weight is None else aten.add.Tensor(weight, part)
         assert reads is not None
         value = aten.index.Tensor(grad, [*[None] * dim, at])
         if weight is not None:
-            value = aten.mul.Tensor(value, along(weight, dim, grad.dim()))
-        value = where(along(reads, dim, grad.dim()), value, 0.0)
+            value = aten.mul.Tensor(value, common.along(weight, dim, grad.dim()))
+        value = common.where(common.along(reads, dim, grad.dim()), value, 0.0)
         total = value if total is None else aten.add.Tensor(total, value)
     assert total is not None
     return total
@@ -215,7 +204,7 @@ def _resize_backward(
     """Each spatial dimension in turn: read the gradient where outputs read the position; where
     they are many, weigh by each tap and add where the tap lay"""
     rank = grad.dim()
-    out = wide(grad)
+    out = common.wide(grad)
     first = rank - len(scales)
     if kind is _NEAREST:
         copies = [
@@ -223,7 +212,7 @@ def _resize_backward(
         ]
         if all(copies) and 1 < math.prod(n or 0 for n in copies) <= 2 * MOST_READERS:
             out = _sum_of_copies(out, first, [n or 0 for n in copies])
-            return formatted(cast(out, grad.dtype), kind.format_of_gradient(grad))
+            return common.formatted(common.cast(out, grad.dtype), kind.format_of_gradient(grad))
     for k, scale in enumerate(scales):
         dim = first + k
         size = list(out.shape)
@@ -236,12 +225,12 @@ def _resize_backward(
             middle = _middles(out, size[dim], wanted, align_corners)
             out = _read_back(out, dim, size[dim], taps, readers, middle)
             continue
-        total = zeros(size, out)
+        total = common.zeros(size, out)
         for place, weight in taps:
-            part = out if weight is None else aten.mul.Tensor(out, along(weight, dim, rank))
+            part = out if weight is None else aten.mul.Tensor(out, common.along(weight, dim, rank))
             total = aten.index_put.default(total, [*[None] * dim, place], part, True)
         out = total
-    return formatted(cast(out, grad.dtype), kind.format_of_gradient(grad))
+    return common.formatted(common.cast(out, grad.dtype), kind.format_of_gradient(grad))
 
 
 @dataclass(frozen=True)
@@ -256,7 +245,7 @@ class _Kind:
     def format_of_gradient(self, grad: Tensor) -> torch.memory_format:
         """The memory format of the gradient that is made of `grad`."""
         keeps = grad.dim() <= self.keeps_format
-        return suggested_format(grad) if keeps else torch.contiguous_format
+        return common.suggested_format(grad) if keeps else torch.contiguous_format
 
 
 def _pair(name: str, kind: _Kind, rank: int) -> tuple[Card, Card]:
@@ -272,10 +261,10 @@ def _pair(name: str, kind: _Kind, rank: int) -> tuple[Card, Card]:
         """A weighted add along each dimension"""
         return _resize_backward(grad_output, input_size, kind, rest[0] is True, rest[-rank:])
 
-    there = made_for(f"{name}.default", forward)
-    back = made_for(f"{name}_backward.default", backward)
+    there = common.made_for(f"{name}.default", forward)
+    back = common.made_for(f"{name}_backward.default", backward)
     if name.endswith("_aa"):
-        there, back = of_known_sizes(there), of_known_sizes(back)
+        there, back = common.of_known_sizes(there), common.of_known_sizes(back)
     return composed(name, upsample, there), composed(f"{name}_backward", None, back)
 
 

@@ -19,12 +19,7 @@ from torch.fx import GraphModule
 
 from dovetail_capture.extensions.autograd_functions import autograd_function_nodes as nodes
 from dovetail_capture.extensions.autograd_functions.autograd_function_nodes import Backward, Pieces
-from dovetail_capture.interpreter.changes.late_reads import (
-    LateReads,
-    no_changes,
-    share_memory,
-    watching,
-)
+from dovetail_capture.interpreter.changes import late_reads
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
     InnerRecorder,
@@ -245,7 +240,7 @@ def _backward_graph(
     results: list[Value],
     taken: list[Value],
     records: bool,
-) -> tuple[GraphModule, list[Value], LateReads]:
+) -> tuple[GraphModule, list[Value], late_reads.LateReads]:
     """The graph of a backward, which autograd `records` or does not; what it takes of forward's
     tensors, first those that are `taken` anyway; and what it reads."""
     session = vm.session
@@ -266,8 +261,8 @@ def _backward_graph(
     session.recorder = inner
     try:
         changes = "a backward that changes what it does not own"
-        with torch.set_grad_enabled(records), no_changes(vm, [ctx, *given], changes):
-            with watching(vm, "a backward", _WAY) as late:
+        with torch.set_grad_enabled(records), late_reads.no_changes(vm, [ctx, *given], changes):
+            with late_reads.watching(vm, "a backward", _WAY) as late:
                 found = vm.call(Constant(_run_backward), [fn, ctx, *gradients], {})
     except ProgramException as error:
         kind = error.value.python_type().__name__
@@ -382,7 +377,7 @@ def _watch(vm: Interpreter, cls: Any, pieces: Pieces, found: Value) -> None:
     inner = [pieces.results.index(v) for v in pieces.backward.unsaved if v in pieces.results]
     unsaved = [*pieces.backward.unsaved, *(results[place] for place in inner)]
     inputs = [value for _, value in session.inputs.entries if isinstance(value, TensorValue)]
-    shared = [inputs[i] for i in share_memory([value.fake for value in inputs], unsaved)]
+    shared = [inputs[i] for i in late_reads.share_memory([value.fake for value in inputs], unsaved)]
     tensors = [value for value in unsaved if isinstance(value, TensorValue)]
     versions = [(t, 0) for t in shared] + [(t, t.fake._version) for t in tensors]
     what = f"the backward of {cls.__name__}"

@@ -33,11 +33,7 @@ from dovetail_capture.extensions.higher_order.subgraphs import (
     same_structure,
     told_as,
 )
-from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
-    InnerRecorder,
-    Slot,
-    filled,
-)
+from dovetail_capture.interpreter.library.torch_functions import inner_graphs
 from dovetail_capture.interpreter.machine.machine import Args, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -126,7 +122,7 @@ def _as_conditional(
     if not branches[0].results:
         raise GraphBreakSignal("its branches give no tensor")
     results = list(vm.iterate(_node(vm, pred, branches)))
-    return filled(vm, branches[0].template, results)
+    return inner_graphs.filled(vm, branches[0].template, results)
 
 
 def conditional(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -136,7 +132,7 @@ def conditional(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     pred, recorder = given.get("pred"), vm.session.recorder
     if not isinstance(pred, TensorValue) or not {"true_fn", "false_fn"} <= given.keys():
         return inlining.inline(vm, cond, args, kwargs)
-    if isinstance(recorder, InnerRecorder) and recorder.transforms:
+    if isinstance(recorder, inner_graphs.InnerRecorder) and recorder.transforms:
         raise GraphBreakSignal("torch.cond inside of a transformed function")
     functions = [given["true_fn"], given["false_fn"]]
     with told_as(_NO_CONDITIONAL, _CONDITIONAL_HINT):
@@ -182,7 +178,7 @@ def _as_copied(vm: Interpreter, value: TensorValue) -> TensorValue:
 
 def _asks_truth(condition: Subgraph) -> bool:
     """Does a condition give one tensor of one truth value? (Eager takes no other.)"""
-    if type(condition.template) is not Slot:
+    if type(condition.template) is not inner_graphs.Slot:
         return False
     fake = condition.results[0].fake
     return fake.dtype is torch.bool and fake.dim() == 0
@@ -191,7 +187,7 @@ def _asks_truth(condition: Subgraph) -> bool:
 def _check_body(body: Subgraph, carried: list[TensorValue]) -> None:
     """Break the graph where a body gives other tensors than it takes."""
     template = body.template
-    flat = type(template) is tuple and all(type(item) is Slot for item in template)
+    flat = type(template) is tuple and all(type(item) is inner_graphs.Slot for item in template)
     if not flat or len(template) != len(carried):
         raise GraphBreakSignal(f"its body gives no tuple of {len(carried)} tensors")
     for place, (given, result) in enumerate(zip(carried, body.results, strict=True)):
@@ -237,7 +233,7 @@ def loop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         return inlining.inline(vm, while_loop, args, kwargs)
     recorder = vm.session.recorder
     with told_as(_NO_LOOP, _LOOP_HINT):
-        if isinstance(recorder, InnerRecorder) and recorder.transforms:
+        if isinstance(recorder, inner_graphs.InnerRecorder) and recorder.transforms:
             raise GraphBreakSignal("it is inside of a transformed function")
         return _as_loop(vm, given["cond_fn"], given["body_fn"], carried)
 

@@ -36,14 +36,6 @@ from dovetail_capture.extensions.numpy.numpy_arrays import (
     torch_dtype,
     wrapped_array,
 )
-from dovetail_capture.extensions.numpy.numpy_on_tensors import (
-    FUNCTIONS,
-    METHODS,
-    OF_SEQUENCES,
-    OF_SEVERAL,
-    OF_TWO,
-    UFUNCS,
-)
 from dovetail_capture.interpreter.library.torch_functions.tensor_creation import inlined, stacked
 from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import numpy_scalars
@@ -342,24 +334,24 @@ def _fill_tables() -> None:
     HANDLERS[np.remainder] = mapped(np.remainder, twins.remainder)
     HANDLERS[np.rint] = mapped(np.rint, torch.round)
     for symbol, name in (("&", "and"), ("|", "or"), ("^", "xor")):
-        ufunc = getattr(np, UFUNCS[symbol])
+        ufunc = getattr(np, twins.UFUNCS[symbol])
         HANDLERS[ufunc] = mapped(ufunc, getattr(torch, f"bitwise_{name}"))
     HANDLERS[np.invert] = mapped(np.invert, torch.bitwise_not)
     for ufunc in [fn for fn in HANDLERS if isinstance(fn, np.ufunc)]:
         HANDLERS[ufunc] = _of_arrays(ufunc, ufunc.nin)
-    for name, (twin, computes) in FUNCTIONS.items():
+    for name, (twin, computes) in twins.FUNCTIONS.items():
         fn = getattr(np, name)
         HANDLERS[fn] = mapped(fn, twin, computes)
-        if name not in OF_SEQUENCES and name not in OF_SEVERAL:
-            HANDLERS[fn] = _of_arrays(fn, 2 if name in OF_TWO else 1)
+        if name not in twins.OF_SEQUENCES and name not in twins.OF_SEVERAL:
+            HANDLERS[fn] = _of_arrays(fn, 2 if name in twins.OF_TWO else 1)
     likes: tuple[Any, ...] = (np.zeros_like, np.ones_like, np.full_like, np.empty_like)
     for like in likes:
         HANDLERS[like] = _like(like)
     HANDLERS[np.interp] = mapped(np.interp, twins.interp)
     HANDLERS[np.interp] = _of_arrays(np.interp, 3, numbers=True)
-    for name in OF_SEQUENCES:
+    for name in twins.OF_SEQUENCES:
         HANDLERS[getattr(np, name)] = _of_arrays(getattr(np, name), 0, numbers=True)
-    for name, (twin, computes) in METHODS.items():
+    for name, (twin, computes) in twins.METHODS.items():
         HANDLERS[getattr(np.ndarray, name)] = mapped(getattr(np.ndarray, name), twin, computes)
     _CONVERT.update((np.array, np.asarray))
     HANDLERS[np.linalg.norm] = mapped(np.linalg.norm, twins.norm)

@@ -23,19 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
+from dovetail_capture.interpreter.library.torch_functions import inner_graphs
 from dovetail_capture.interpreter.library.torch_functions.allowed_calls import put_together
-from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
-    InnerRecorder,
-    Parts,
-    Slot,
-    count_slots,
-    filled,
-    holds_objects,
-    rebuilt,
-    structure,
-    template_of,
-    transforms_around,
-)
 from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -62,7 +51,7 @@ def _options(vm: Interpreter, transform: Any, args: Args, kwargs: Kwargs) -> dic
     for name, value in list(bound.arguments.items())[1:]:
         options[name], tensors = vm.as_python(value), list[TensorValue]()
         if options[name] is UNKNOWN and name == "in_dims":
-            options[name] = template_of(vm, value, tensors)
+            options[name] = inner_graphs.template_of(vm, value, tensors)
         if options[name] is UNKNOWN or tensors:
             raise GraphBreakSignal(f"{transform.__name__} with {name}={value.describe()}")
     return options
@@ -92,19 +81,23 @@ def _mapped_dimensions(transform: Any, options: dict[str, Any], template: Any) -
     """For each tensor of the arguments, the dimension that `vmap` takes away."""
     args, kwargs = template
     if transform not in (torch.vmap, torch.func.vmap):
-        return [None] * count_slots(template)
+        return [None] * inner_graphs.count_slots(template)
     in_dims = options.get("in_dims", 0)
     if isinstance(in_dims, int):
         in_dims = (in_dims,) * len(args)
-    return _dimensions_of(tuple(in_dims), tuple(args)) + [0] * count_slots(kwargs)
+    return _dimensions_of(tuple(in_dims), tuple(args)) + [0] * inner_graphs.count_slots(kwargs)
 
 
 def _dimensions_of(dims: Any, template: Any) -> list[int | None]:
     """`in_dims` for each tensor: a number stands for all tensors of what it is given for."""
     if dims is None or isinstance(dims, int):
-        return [dims] * count_slots(template)
+        return [dims] * inner_graphs.count_slots(template)
     parts: list[tuple[Any, Any]] | None = None
-    if isinstance(dims, Parts) and isinstance(template, Parts) and dims.cls is template.cls:
+    if (
+        isinstance(dims, inner_graphs.Parts)
+        and isinstance(template, inner_graphs.Parts)
+        and dims.cls is template.cls
+    ):
         return _dimensions_of(dims.children, template.children)
     if isinstance(dims, (tuple, list)) and type(template) is type(dims):
         parts = list(zip(dims, template, strict=False)) if len(dims) == len(template) else None
@@ -159,9 +152,9 @@ def _node_function(
         def function(*args: Any, **kwargs: Any) -> Any:
             leaves = pytree.tree_leaves((args, kwargs))
             given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return rebuilt(result, graph(*given, *captured))
+            return inner_graphs.rebuilt(result, graph(*given, *captured))
 
-        args, kwargs = rebuilt(template, tensors)
+        args, kwargs = inner_graphs.rebuilt(template, tensors)
         with on_fakes(tensors):
             return transform(function, **options)(*args, **kwargs)
 
@@ -197,7 +190,7 @@ def _differentiated(
     args = template[0]
     chosen = [args[n] for n in ((places,) if isinstance(places, int) else places)
               if -len(args) <= n < len(args)]  # fmt: skip
-    return {leaf.index for leaf in pytree.tree_leaves(chosen) if type(leaf) is Slot}
+    return {leaf.index for leaf in pytree.tree_leaves(chosen) if type(leaf) is inner_graphs.Slot}
 
 
 _BACKWARDS = (torch.func.grad, torch.func.grad_and_value, torch.func.jacrev, torch.func.hessian)
@@ -216,11 +209,11 @@ def capture_function(
     outer = session.recorder
     tensors: list[TensorValue] = []
     template = (
-        tuple(template_of(vm, arg, tensors) for arg in args),
-        {name: template_of(vm, arg, tensors) for name, arg in kwargs.items()},
+        tuple(inner_graphs.template_of(vm, arg, tensors) for arg in args),
+        {name: inner_graphs.template_of(vm, arg, tensors) for name, arg in kwargs.items()},
     )
     dimensions = _mapped_dimensions(transform, options, template)
-    inner = InnerRecorder(outer)
+    inner = inner_graphs.InnerRecorder(outer)
     inner.how = how or _HOW[transform]
     inside: list[Value] = []
     differentiated = _differentiated(transform, options, inner.how, template, len(tensors))
@@ -233,8 +226,8 @@ def capture_function(
         if dim is not None:
             inner.mapped.add(node)
         inside.append(inner.bind(TensorValue(node, fake)))
-    positional = [filled(vm, part, inside) for part in template[0]]
-    named = {name: filled(vm, part, inside) for name, part in template[1].items()}
+    positional = [inner_graphs.filled(vm, part, inside) for part in template[0]]
+    named = {name: inner_graphs.filled(vm, part, inside) for name, part in template[1].items()}
     session.recorder = inner
     grad_mode = torch.is_grad_enabled()
     if inner.how == "reverse" or transform in _BACKWARDS:
@@ -244,11 +237,11 @@ def capture_function(
         vm.look_into(result)
         parts: list[Any] = []
 
-        def part(value: Value) -> Slot:
+        def part(value: Value) -> inner_graphs.Slot:
             parts.append(inner.argument(value)[0])
-            return Slot(len(parts) - 1)
+            return inner_graphs.Slot(len(parts) - 1)
 
-        given_back = structure(vm, result, part)
+        given_back = inner_graphs.structure(vm, result, part)
         inner.graph.output(tuple(parts))
     except NotAGraphArgument as error:
         raise GraphBreakSignal(f"a transformed function that gives {error}") from None
@@ -264,11 +257,11 @@ def record_transform(
 ) -> Value:
     """Record a node: `transform` of a captured function, on its arguments and `more`."""
     tensors = list(inner.tensors)
-    further = tuple(template_of(vm, arg, tensors) for arg in more)
+    further = tuple(inner_graphs.template_of(vm, arg, tensors) for arg in more)
     template = ((*inner.template[0], *further), inner.template[1])
     target = _node_function(transform, options, inner, template, len(tensors))
     arguments: Args = [*tensors, *inner.captured]
-    if not holds_objects(template) and not holds_objects(inner.result):
+    if not inner_graphs.holds_objects(template) and not inner_graphs.holds_objects(inner.result):
         return vm.session.recorder.record("call_function", target, arguments, {})
     specs: list[Any] = []
 
@@ -323,7 +316,7 @@ CODE_HANDLERS = _codes()
 
 def _are_active(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """Whether a transform is active: one that is captured, or one around the whole call."""
-    if transforms_around(vm.session.recorder):
+    if inner_graphs.transforms_around(vm.session.recorder):
         return boolean(True)
     around = READERS["function_transforms"]()
     vm.session.guards.state("function_transforms", around)

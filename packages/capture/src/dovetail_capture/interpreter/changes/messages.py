@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dovetail_capture.interpreter.changes.late_reads import state_of
 from dovetail_capture.interpreter.session.ledgers import CallForEffect, Message
 from dovetail_capture.interpreter.signals import CannotRebuild, GraphBreakSignal
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
-    SetValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 from dovetail_capture.reporting.program_warnings import WarnAbove, WarnAt, action
@@ -129,14 +124,14 @@ def _seen_by(session: Session, call: CallForEffect) -> dict[int, tuple[Value, An
 def _state(value: Value) -> Any:
     if isinstance(value, TensorValue):
         return value.fake._version, id(value.data)
-    if isinstance(value, DictValue):
+    if isinstance(value, containers.DictValue):
         return state_of(value), set(value.deleted)
     if isinstance(value, ObjectValue):  # its fields are a value of their own
         return _written(value.fields) if issubclass(value.cls, logging.Logger) else None
     return state_of(value)
 
 
-def _written(fields: DictValue) -> dict[str, int]:
+def _written(fields: containers.DictValue) -> dict[str, int]:
     """What was written to a logger, but for what it remembers of levels."""
     return {
         name: id(item)
@@ -156,11 +151,11 @@ def _is_changed(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    if isinstance(value, (ListValue, TupleValue)):
+    if isinstance(value, (containers.ListValue, containers.TupleValue)):
         yield from value.items
-    elif isinstance(value, SetValue):
+    elif isinstance(value, containers.SetValue):
         yield from value.items.values()
-    elif isinstance(value, DictValue):
+    elif isinstance(value, containers.DictValue):
         yield from (item for _, item in value.entries.values())
         yield from value.read.values()
     elif isinstance(value, ArrayValue):

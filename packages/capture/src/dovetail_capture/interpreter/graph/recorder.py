@@ -16,27 +16,8 @@ from dovetail_prims.wrappers import MakeWrapper, is_wrapper, take_apart
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from dovetail_capture.interpreter.graph import fake_runs, graph_values
 from dovetail_capture.interpreter.graph.aliasing import InputLayouts, updates_statistics, written_by
-from dovetail_capture.interpreter.graph.fake_runs import (
-    ViewsOfInferenceTensors,
-    asking,
-    check_as_autograd_does,
-    harmless_number,
-    may_fault,
-    places_of,
-    refusal,
-    run_on_fakes,
-    run_on_given,
-    unasked,
-    wrappers_in,
-)
-from dovetail_capture.interpreter.graph.graph_values import (
-    RecordedValues,
-    holds_tensor,
-    looked_at,
-    parts,
-    storage,
-)
 from dovetail_capture.interpreter.graph.known_data import (
     SIZED_MAKERS,
     SIZES_AGREE,
@@ -82,7 +63,7 @@ Policy = Callable[..., Any]
 """`(context, operator, *args, **kwargs)` -> the `CheckpointPolicy` of an ATen operator."""
 
 
-class Recorder(RecordedValues):
+class Recorder(graph_values.RecordedValues):
     """Builds the graph. `stack_trace` is called for each node's `meta["stack_trace"]`."""
 
     def __init__(
@@ -161,13 +142,15 @@ class Recorder(RecordedValues):
                 else lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             )
 
-        wraps, asked = wrappers_in(pair[1] for pair in (*pairs, *keyword_pairs.values()))
+        wraps, asked = fake_runs.wrappers_in(pair[1] for pair in (*pairs, *keyword_pairs.values()))
         if wraps and not asked and not self.functions_off():
-            run = asking(run)  # what its `__torch_dispatch__` does, other classes are asked about
+            run = fake_runs.asking(
+                run
+            )  # what its `__torch_dispatch__` does, other classes are asked about
 
         def result_on_fakes(env: ShapeEnv | None) -> Any:
             with self.warned, self.fake_mode, data_symbols(env):
-                return run_on_fakes(function, run, pairs, keyword_pairs)
+                return fake_runs.run_on_fakes(function, run, pairs, keyword_pairs)
 
         if self.inference_values and not self.inference:
             self._check_inference_tensors(function, run, pairs, keyword_pairs)
@@ -194,7 +177,7 @@ class Recorder(RecordedValues):
                 return self.record(kind, target, args, kwargs, run)
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:
-            raise refusal(name, error) from error
+            raise fake_runs.refusal(name, error) from error
         return self._recorded(kind, target, run, pairs, keyword_pairs, result)
 
     def _check_inference_tensors(
@@ -207,10 +190,10 @@ class Recorder(RecordedValues):
             return
 
         def again(args: list[Any], kwargs: dict[str, Any]) -> Any:
-            with self.fake_mode, ViewsOfInferenceTensors(), data_symbols(None):
-                return run_on_given(function, run, args, kwargs)
+            with self.fake_mode, fake_runs.ViewsOfInferenceTensors(), data_symbols(None):
+                return fake_runs.run_on_given(function, run, args, kwargs)
 
-        check_as_autograd_does(again, args, kwargs, self._is_inference)
+        fake_runs.check_as_autograd_does(again, args, kwargs, self._is_inference)
 
     def _recorded(
         self,
@@ -231,7 +214,7 @@ class Recorder(RecordedValues):
                 and not _in_place(name, pairs, keyword_pairs)
             ):
                 return known
-        elif not holds_tensor(result):
+        elif not graph_values.holds_tensor(result):
             if result is None:  # called for its effect on a tensor
                 self._add(kind, target, pairs, keyword_pairs, None)
                 return NONE
@@ -239,7 +222,7 @@ class Recorder(RecordedValues):
                 # A number that only the data tells: this call is where it comes from.
                 self.sizes.bind(result, self._add(kind, target, pairs, keyword_pairs, result))
             return self.told(name, result)
-        if all(type(part) is FakeTensor for part in parts(result)):
+        if all(type(part) is FakeTensor for part in graph_values.parts(result)):
             named = {key: pair[1] for key, pair in keyword_pairs.items()}
             self.data.note(name, run, [pair[1] for pair in pairs], named, result)
         node = self._add(kind, target, pairs, keyword_pairs, result)
@@ -267,7 +250,7 @@ class Recorder(RecordedValues):
         checked before does not hold."""
         name = _name_of(kind, target)
         args, kwargs = list(args), dict(kwargs)
-        for place, keyword in places_of(name):
+        for place, keyword in fake_runs.places_of(name):
             if place < len(args):
                 args[place] = self._harmless(name, args[place])
             elif keyword in kwargs:
@@ -276,10 +259,15 @@ class Recorder(RecordedValues):
 
     def _harmless(self, name: str, value: Value) -> Value:
         if isinstance(value, TupleValue) and value.cls is tuple:
-            return TupleValue([self._harmless(name, looked_at(v)) for v in value.items])
+            return TupleValue(
+                [self._harmless(name, graph_values.looked_at(v)) for v in value.items]
+            )
         if not isinstance(value, TensorValue) or id(value.fake) in self._safe:
             return value
-        holds, number = self.checked.get(value.fake.device), harmless_number(name, value.fake)
+        holds, number = (
+            self.checked.get(value.fake.device),
+            fake_runs.harmless_number(name, value.fake),
+        )
         if holds is None or number is None:
             return value
         found = self.aside(torch.where, [holds, value, Constant(number)])
@@ -299,18 +287,18 @@ class Recorder(RecordedValues):
         if self.checked:
             name = _name_of(kind, target)
             given = [pair[1] for pair in (*pairs, *keyword_pairs.values())]
-            if may_fault(name, given, self._safe):
+            if fake_runs.may_fault(name, given, self._safe):
                 raise GraphBreakSignal(
                     f"`{name}` of what was checked before: a GPU that is given what is no place "
                     "can be used no longer",
                     "compile what checks its arguments apart from what uses them",
                 )
         fakes = [pair[1] for pair in (*pairs, *keyword_pairs.values()) if len(pair) > 1]
-        wraps, asked = wrappers_in(fakes)
+        wraps, asked = fake_runs.wrappers_in(fakes)
         if wraps:
             self._check_inside(fakes)
         if asked:
-            kind, target = unasked(kind, target)
+            kind, target = fake_runs.unasked(kind, target)
         powers = target is operator.pow and isinstance(result, torch.Tensor)
         if powers and isinstance(pairs[0][0], (int, float)):
             target = torch.pow  # fx would print `-1 ** x`, which is `-(1 ** x)`
@@ -326,7 +314,7 @@ class Recorder(RecordedValues):
         self.data.forget_if_written(node)
         if self._inference_inputs and not torch.is_inference_mode_enabled():
             for part in written_by(node):
-                if id(storage(part.meta.get("val"))) in self._inference_inputs:
+                if id(graph_values.storage(part.meta.get("val"))) in self._inference_inputs:
                     # (A compiled graph writes to its inputs at its end, outside of a block.)
                     raise GraphBreakSignal("a write to an inference tensor made elsewhere")
         if self.checkpoint is not None:

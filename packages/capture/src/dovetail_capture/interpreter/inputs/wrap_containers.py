@@ -12,15 +12,8 @@ from dovetail_guards import iterators
 from dovetail_guards.source import ObjectSource, Source
 
 from dovetail_capture.interpreter.session.session import Session
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    DictView,
-    ListValue,
-    SetValue,
-    SliceValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.functions import HeldIterator
 from dovetail_capture.interpreter.values.known_types import is_fixed_member
 from dovetail_capture.interpreter.values.objects import ObjectValue
@@ -58,7 +51,7 @@ def tuple_value(wrap: Wrapper, session: Session, real: Any, source: Source) -> V
     if seen is not None:
         return seen
     children = _members(wrap, session, real, source)
-    return remember(session, real, TupleValue(children, type(real), source))
+    return remember(session, real, containers.TupleValue(children, type(real), source))
 
 
 def _members(wrap: Wrapper, session: Session, real: tuple[Any, ...], source: Source) -> list[Lazy]:
@@ -79,9 +72,9 @@ def list_value(session: Session, real: Any, source: Source) -> Value:
         return [Lazy(child, item(source, index)) for index, child in enumerate(real)]
 
     if type(real) is list:
-        value = ListValue((), list, source, read)
+        value = containers.ListValue((), list, source, read)
     else:
-        value = ListValue(read(), type(real), source)
+        value = containers.ListValue(read(), type(real), source)
         value.maxlen = real.maxlen
         session.guards.add(c.ConstantIs, session.sources.attr(source, "maxlen"), real.maxlen)
     return remember(session, real, value)
@@ -102,7 +95,7 @@ def dict_value(
     if type(real) is collections.OrderedDict and vars(real):  # a module's `state_dict`, say
         return as_object(session, real, source)
     guard_type(session, real, source)
-    value = DictValue(type(real), source, real)
+    value = containers.DictValue(type(real), source, real)
     if type(real) is collections.defaultdict:
         value.default_factory = wrap(
             session, real.default_factory, session.sources.attr(source, "default_factory")
@@ -121,7 +114,7 @@ def set_value(as_object: Wrapper, session: Session, real: Any, source: Source) -
         session.guards.add(c.TypeIs, source, type(real))
         _guard_order(session, real, source)
     members = [Constant(item) for item in real]
-    value = SetValue(members, type(real), source, copied=frozenset(real))
+    value = containers.SetValue(members, type(real), source, copied=frozenset(real))
     return remember(session, real, value)
 
 
@@ -138,7 +131,7 @@ def slice_value(wrap: Wrapper, session: Session, real: Any, source: Source) -> V
         wrap(session, getattr(real, name), session.sources.attr(source, name))
         for name in ("start", "stop", "step")
     ]
-    return SliceValue(*parts)
+    return containers.SliceValue(*parts)
 
 
 def mapping_proxy_value(session: Session, real: Any, source: Source) -> Value:
@@ -168,7 +161,9 @@ def view_value(wrap: Wrapper, session: Session, real: Any, source: Source) -> Va
         return seen
     guard_type(session, real, source)
     place = session.sources.iterator_part(source, "viewed")
-    value = DictView(wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)])
+    value = containers.DictView(
+        wrap(session, iterators.viewed(real), place), iterators.VIEWS[type(real)]
+    )
     value.source = source
     return remember(session, real, value)
 
@@ -182,19 +177,19 @@ def native_part(
         length = base.__len__(real)
         session.guards.add(c.LengthIs, source, length)
         if base is tuple:
-            return TupleValue(_members(wrap, session, real, source), tuple, source)
+            return containers.TupleValue(_members(wrap, session, real, source), tuple, source)
         item = session.sources.item
         children = [
             Lazy(child, item(source, index)) for index, child in enumerate(base.__iter__(real))
         ]
-        return ListValue(children, base, source)
+        return containers.ListValue(children, base, source)
     if base is dict:
         kinds = (collections.OrderedDict, collections.defaultdict, dict)
         kind = next(kind for kind in kinds if isinstance(real, kind))
-        return DictValue(kind, source, real)
+        return containers.DictValue(kind, source, real)
     members = iterators.order(real)
     if not all(map(is_fixed_member, members)):
         return None
     _guard_order(session, real, source)
     items = [Constant(item) for item in members]
-    return SetValue(items, base, source, copied=iterators.members(real))
+    return containers.SetValue(items, base, source, copied=iterators.members(real))

@@ -18,7 +18,7 @@ from dovetail_guards import clauses as c
 
 from dovetail_capture.interpreter.inputs.rebound_names import is_settled
 from dovetail_capture.interpreter.machine.frame import GeneratorValue
-from dovetail_capture.interpreter.protocols import dicts, sequences
+from dovetail_capture.interpreter.protocols import dicts, object_attributes, sequences
 from dovetail_capture.interpreter.protocols.builtin_attributes import function_attr, tensor_attr
 from dovetail_capture.interpreter.protocols.class_attributes import (
     C_METHODS,
@@ -31,19 +31,9 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     missing,
     read_mro,
 )
-from dovetail_capture.interpreter.protocols.object_attributes import (
-    bind_to_instance,
-    data_descriptor,
-    object_attr,
-)
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
-    SliceValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -146,7 +136,7 @@ def _refuse_second_name(vm: Interpreter, real: Any, name: str) -> None:
         )
     else:
         opened = vm.session.objects.known.get(id(attributes))
-        changed = isinstance(opened, DictValue) and opened.mutated
+        changed = isinstance(opened, containers.DictValue) and opened.mutated
     if changed:
         raise GraphBreakSignal(f"`{name}` of {real!r}, whose attributes this graph changed")
 
@@ -245,7 +235,7 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
         return vm.held(cls)
     if kind is types.ClassMethodDescriptorType:
         return NativeMethod(attr, vm.held(cls), name)
-    if isinstance(obj, TupleValue) and attr is not MISSING:
+    if isinstance(obj, containers.TupleValue) and attr is not MISSING:
         # The field of a struct sequence: ask the class which position the name stands for.
         try:
             position = getattr(cls(range(len(obj.items))), name)
@@ -253,20 +243,20 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
             position = None
         if isinstance(position, int):
             return sequences.item(vm, obj, position)
-    if isinstance(obj, SliceValue) and name in ("start", "stop", "step"):
+    if isinstance(obj, containers.SliceValue) and name in ("start", "stop", "step"):
         return getattr(obj, name)  # type: ignore[no-any-return]
     if isinstance(obj, CellValue) and name == "cell_contents":
         if obj.content is None:
             return vm.raise_error(ValueError, "Cell is empty")
         return vm.resolve_cell(obj)
-    if isinstance(obj, ListValue) and name == "maxlen" and obj.cls is collections.deque:
+    if isinstance(obj, containers.ListValue) and name == "maxlen" and obj.cls is collections.deque:
         return Constant(obj.maxlen)
-    if isinstance(obj, DictValue) and name == "default_factory":
+    if isinstance(obj, containers.DictValue) and name == "default_factory":
         return obj.default_factory or NONE
     if isinstance(obj, SymbolicNumber) and name in _PARTS_OF_NUMBERS:
         return vm.constant(_PARTS_OF_NUMBERS[name](obj.value))
     if attr is MISSING:
-        if isinstance(obj, DictValue):
+        if isinstance(obj, containers.DictValue):
             if name in obj.attributes:
                 return obj.attributes[name]
             dicts.note_no_attributes(vm, obj, name)
@@ -312,8 +302,8 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
         if is_class:
             return bind_to_class(vm, owner, name, attr, receiver, start)
         if is_data_descriptor(vm, attr) and isinstance(receiver, ObjectValue):
-            return data_descriptor(vm, receiver, owner, name, attr)
-        return bind_to_instance(vm, receiver, owner, name, attr)
+            return object_attributes.data_descriptor(vm, receiver, owner, name, attr)
+        return object_attributes.bind_to_instance(vm, receiver, owner, name, attr)
     return missing(vm, obj, name)
 
 
@@ -346,7 +336,7 @@ def resolve(vm: Interpreter, item: Any) -> Value:
 
 _READERS: dict[type, Any] = {
     Constant: _constant_attr,
-    ObjectValue: object_attr,
+    ObjectValue: object_attributes.object_attr,
     TensorValue: tensor_attr,
     BoundMethod: _bound_method_attr,
     NativeMethod: _native_method_attr,

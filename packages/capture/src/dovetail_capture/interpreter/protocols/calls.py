@@ -15,13 +15,8 @@ from dovetail_prims.wrappers import is_wrapper_type
 from torch import nn
 
 from dovetail_capture.interpreter.changes import messages
-from dovetail_capture.interpreter.protocols import class_attributes, object_attributes
+from dovetail_capture.interpreter.protocols import class_attributes, inlining, object_attributes
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
-from dovetail_capture.interpreter.protocols.inlining import (
-    call_function,
-    call_made_function,
-    inline,
-)
 from dovetail_capture.interpreter.protocols.native_calls import (
     call_handler,
     call_native,
@@ -30,14 +25,9 @@ from dovetail_capture.interpreter.protocols.native_calls import (
 from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import functions
 from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import TupleValue, hash_key
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    FunctionValue,
-    NativeMethod,
-    TransformValue,
-)
 from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -74,7 +64,7 @@ def instantiate(
         handler = vm.handlers.get(meta_call)
         if handler is not None:
             return handler(vm, [class_value, *args], kwargs)
-        return inline(vm, meta_call, [class_value, *args], kwargs)
+        return inlining.inline(vm, meta_call, [class_value, *args], kwargs)
     if isinstance(getattr(cls, "__del__", None), types.FunctionType):
         raise GraphBreakSignal(
             f"creation of a {cls.__name__}, whose `__del__` runs when the program lets go of it"
@@ -159,7 +149,7 @@ _WITHOUT_ALIAS = ("builtins", "collections")
 
 def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
     """`fn(*args, **kwargs)`."""
-    if type(fn) is BoundMethod:
+    if type(fn) is functions.BoundMethod:
         return call(vm, fn.function, [fn.receiver, *args], kwargs)
     if type(fn) is Constant:
         real = fn.value
@@ -168,7 +158,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         if substitute is not None:
             return call(vm, vm.held(substitute), args, kwargs)
         if kind is types.FunctionType:
-            return call_function(vm, fn, real, args, kwargs)
+            return inlining.call_function(vm, fn, real, args, kwargs)
         if isinstance(real, type):
             return instantiate(vm, real, args, kwargs, fn)
         if kind is types.GenericAlias and real.__origin__.__module__ in _WITHOUT_ALIAS:
@@ -188,14 +178,14 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
                 return handler(vm, [fn, *args], kwargs)
             return call_native(vm, real, args, kwargs)
         return vm.raise_error(TypeError, f"'{kind.__name__}' object is not callable")
-    if type(fn) is NativeMethod:
+    if type(fn) is functions.NativeMethod:
         receiver = fn.receiver
         substitute = substitute_of(fn.descriptor)
         if substitute is not None:
             return call(vm, vm.held(substitute), [receiver, *args], kwargs)
         return call_native(vm, fn.descriptor, [receiver, *args], kwargs)
-    if type(fn) is FunctionValue:
-        return call_made_function(vm, fn, args, kwargs)
+    if type(fn) is functions.FunctionValue:
+        return inlining.call_made_function(vm, fn, args, kwargs)
     if type(fn) is ObjectValue:
         owner, method = class_attributes.class_lookup(vm, fn.cls, "__call__")
         if method is class_attributes.MISSING:
@@ -210,7 +200,7 @@ def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]
         return call(
             vm, object_attributes.bind_to_instance(vm, fn, owner, "__call__", method), args, kwargs
         )
-    if type(fn) is TransformValue:
+    if type(fn) is functions.TransformValue:
         return fn.called(vm, fn, args, kwargs)
     raise GraphBreakSignal(f"a call of {fn.describe()}")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 
+from dovetail_capture import marks
 from dovetail_capture.errors import CaptureError, place_of
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.machine.frame import Frame
@@ -23,13 +24,6 @@ from dovetail_capture.interpreter.values.functions import CellValue, FunctionVal
 from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
-from dovetail_capture.marks import (
-    is_constant_result,
-    is_forbidden,
-    reason_of,
-    within_other_compiler,
-    without_others_marks,
-)
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
@@ -219,8 +213,8 @@ def call_function(
     kwargs: dict[str, Value],
 ) -> Value:
     """Call a pre-existing Python function: a library handler, a graph node, or inlined."""
-    real = without_others_marks(real)
-    given = within_other_compiler(real)
+    real = marks.without_others_marks(real)
+    given = marks.within_other_compiler(real)
     if given is not None:
         return vm.call(vm.held(given), args, kwargs)
     handler = vm.handlers.get(real)
@@ -235,19 +229,19 @@ def call_function(
     options = vm.options
     if options is not None:
         if options.is_disabled(real):
-            reason = reason_of(real)
+            reason = marks.reason_of(real)
             raise GraphBreakSignal(
                 f"a call of `{real.__qualname__}`, which is disabled{reason and ': '}{reason}",
                 "call it outside of the compiled function",
             )
         if options.is_allowed_in_graph(real):
             return vm.record_whole(real, args, kwargs)
-    if is_forbidden(real):
+    if marks.is_forbidden(real):
         raise CaptureError(
             f"{place_of(real.__code__)} must not be called in a compiled function: it is marked "
             "with forbid_in_graph. Call it outside"
         )
-    if is_constant_result(real):
+    if marks.is_constant_result(real):
         return _constant_result(vm, real, args, kwargs)
     if vm.is_operation(real):
         try:

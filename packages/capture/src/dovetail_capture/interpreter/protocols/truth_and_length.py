@@ -12,14 +12,8 @@ from dovetail_capture.interpreter.protocols import class_attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import dunder, fold, has_own
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import Constant, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    DictView,
-    ListValue,
-    SetValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.functions import HeldIterator, IteratorValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -51,11 +45,11 @@ def truth(vm: Interpreter, value: Value) -> bool:
         raise GraphBreakSignal(
             "a branch on a tensor's value", "use torch.where, or make the condition a Python value"
         )
-    if isinstance(value, (ListValue, TupleValue, SetValue)):
+    if isinstance(value, (containers.ListValue, containers.TupleValue, containers.SetValue)):
         return bool(value.items)
-    if isinstance(value, DictValue):
+    if isinstance(value, containers.DictValue):
         return bool(dicts.length(vm, value))
-    if type(value) is DictView:
+    if type(value) is containers.DictView:
         return bool(length(vm, value))
     if own or type(value) is ObjectValue:
         method = dunder(vm, value, "__bool__")
@@ -73,11 +67,11 @@ def length(vm: Interpreter, value: Value) -> int:
     """`len(value)`."""
     if isinstance(value, ArrayValue):
         return length(vm, value.tensor)
-    if isinstance(value, (ListValue, TupleValue, SetValue)):
+    if isinstance(value, (containers.ListValue, containers.TupleValue, containers.SetValue)):
         return len(value.items)
-    if isinstance(value, DictValue):
+    if isinstance(value, containers.DictValue):
         return dicts.length(vm, value)
-    if isinstance(value, DictView):
+    if isinstance(value, containers.DictView):
         return length(vm, vm.native(value.dictionary))
     if isinstance(value, TensorValue) and (
         class_attributes.class_lookup(vm, value.cls, "__len__")[1] is _TENSOR_LENGTH

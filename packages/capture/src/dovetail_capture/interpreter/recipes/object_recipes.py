@@ -27,6 +27,7 @@ from dovetail_capture.interpreter.graph.fake_runs import as_inference
 from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
+from dovetail_capture.interpreter.values import functions
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.computed_sources import as_class
 from dovetail_capture.interpreter.values.containers import (
@@ -35,11 +36,6 @@ from dovetail_capture.interpreter.values.containers import (
     ListValue,
     SetValue,
     TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    IteratorValue,
-    NativeMethod,
-    TracebackValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -139,7 +135,7 @@ def _new(item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
     """A new object with the parts that its class's `__new__` takes."""
     new = r.NewObject(item.cls, item.base_new, args)
     traceback = item.slots.get("__traceback__")
-    if not isinstance(traceback, TracebackValue) or traceback.error is not item:
+    if not isinstance(traceback, functions.TracebackValue) or traceback.error is not item:
         return new
     passed = traceback.places[traceback.first :]
     places = tuple(
@@ -152,10 +148,10 @@ def _new(item: ObjectValue, args: tuple[r.Recipe, ...]) -> r.Recipe:
 
 def _is_own_traceback(item: ObjectValue, slot: Value) -> bool:
     """Is it the traceback of this very exception? It is rebuilt together with it."""
-    return isinstance(slot, TracebackValue) and slot.error is item
+    return isinstance(slot, functions.TracebackValue) and slot.error is item
 
 
-def native_method_recipe(rebuilder: Rebuilder, item: NativeMethod) -> r.Recipe:
+def native_method_recipe(rebuilder: Rebuilder, item: functions.NativeMethod) -> r.Recipe:
     """A C method bound to its receiver: by name, unless (through `super`) another has it."""
     receiver, bind = item.receiver, r.Const(item.descriptor.__get__)
     if isinstance(receiver, Constant) and isinstance(receiver.value, type):
@@ -173,7 +169,7 @@ def native_method_recipe(rebuilder: Rebuilder, item: NativeMethod) -> r.Recipe:
     return r.CallFunction(bind, (rebuilder.recipe(receiver), r.Const(cls)))
 
 
-def iterator_recipe(rebuilder: Rebuilder, item: IteratorValue) -> r.Recipe:
+def iterator_recipe(rebuilder: Rebuilder, item: functions.IteratorValue) -> r.Recipe:
     """What is left of an iterator, over the same container or of the same parts."""
     over = item.over[0] if item.plain and item.over else None
     if isinstance(over, Constant) and type(over.value) in (range, str, bytes):
@@ -212,7 +208,7 @@ def iterator_recipe(rebuilder: Rebuilder, item: IteratorValue) -> r.Recipe:
     return found
 
 
-def _as_begun(rebuilder: Rebuilder, item: IteratorValue, container: Value) -> bool:
+def _as_begun(rebuilder: Rebuilder, item: functions.IteratorValue, container: Value) -> bool:
     """Has the container that an iterator goes through the members of when it began?"""
     if isinstance(container, (DictValue, ListValue, SetValue)) and container.left != item.left:
         return False

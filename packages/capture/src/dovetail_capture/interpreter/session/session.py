@@ -6,18 +6,11 @@ from types import CodeType
 from typing import Any
 
 from dovetail_capture.interpreter.graph.recorder import Recorder
+from dovetail_capture.interpreter.session import ledgers
 from dovetail_capture.interpreter.session.covered_lines import Offsets, is_measured
 from dovetail_capture.interpreter.session.guard_ledger import GuardLedger, SourceTable
 from dovetail_capture.interpreter.session.input_ledger import InputLedger
 from dovetail_capture.interpreter.session.input_shapes import InputShapes
-from dovetail_capture.interpreter.session.ledgers import (
-    DrawLedger,
-    EffectLedger,
-    IteratorLedger,
-    LateReadLedger,
-    ModeLedger,
-    ObjectLedger,
-)
 from dovetail_capture.interpreter.values.tensors import PendingChecks
 from dovetail_capture.options import CaptureOptions
 
@@ -37,15 +30,15 @@ class Session:
         self.shapes = InputShapes(options)
         self.sources = SourceTable()
         self.guards = GuardLedger()
-        self.objects = ObjectLedger()
-        self.modes = ModeLedger()
+        self.objects = ledgers.ObjectLedger()
+        self.modes = ledgers.ModeLedger()
         self.inputs = InputLedger(
             options, recorder, self.shapes, self.sources, self.guards, self.objects, self.modes
         )
-        self.draws = DrawLedger(self.shapes, self.inputs)
-        self.iterators = IteratorLedger()
-        self.effects = EffectLedger()
-        self.late_reads = LateReadLedger()
+        self.draws = ledgers.DrawLedger(self.shapes, self.inputs)
+        self.iterators = ledgers.IteratorLedger()
+        self.effects = ledgers.EffectLedger()
+        self.late_reads = ledgers.LateReadLedger()
         self.checks = PendingChecks()  # of the data of tensors
         # What a program learns that asks whether it is compiled, and whether one did.
         self.compiling, self.asked_compiling = True, False

@@ -9,12 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import ClassVar
 
-from dovetail_inductor.loop_ir.attention_loops import (
-    AttentionLoops,
-    AttentionTiles,
-    Bound,
-    ScoreBody,
-)
+from dovetail_inductor.loop_ir import attention_loops
 from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Var
@@ -26,7 +21,7 @@ from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 LOG2_E = "1.4426950408889634"
 _LARGE = 1e30  # a moderate score is smaller
-_Turn = Callable[[ScoreBody], None]  # writes what is done with a tile of scores
+_Turn = Callable[[attention_loops.ScoreBody], None]  # writes what is done with a tile of scores
 _NAMES = ("b", "h", "i", "j")  # of the loop variables in the text
 
 
@@ -56,7 +51,7 @@ class AttentionText:
         self.wide_d, self.wide_e = (max(16, power_of_two(n)) for n in (self.d, self.e))
 
     @property
-    def loops(self) -> AttentionLoops:
+    def loops(self) -> attention_loops.AttentionLoops:
         """What is made of scores."""
         assert self.call.attention is not None
         return self.call.attention
@@ -146,7 +141,7 @@ class AttentionText:
     # --- memory -----------------------------------------------------------------------------------
 
     @property
-    def tiles(self) -> AttentionTiles:
+    def tiles(self) -> attention_loops.AttentionTiles:
         """The sides of a tile of scores."""
         return self.loops.tiles[self.number]
 
@@ -383,7 +378,7 @@ def _times(text: str, factor: int) -> str:
     return text if factor == 1 else f"{text} * {factor}"
 
 
-def _extreme(bound: Bound, start: str, block: int, widest: bool) -> str:
+def _extreme(bound: attention_loops.Bound, start: str, block: int, widest: bool) -> str:
     """A bound where it is widest, or narrowest, for a block that begins at `start`."""
     falls = (bound.slope < 0) == bound.upper
     at = start if falls == widest else f"{start} + {block - 1}"

@@ -20,13 +20,8 @@ from dovetail_capture.interpreter.protocols import (
     object_attributes,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
-    SetValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.functions import BoundMethod
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
@@ -123,7 +118,7 @@ def locals_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     frame = vm.frames[-1]
     if frame.namespace is not None:  # of a class body, which fills it
         return frame.namespace
-    result = DictValue()
+    result = containers.DictValue()
     for name, item in zip(frame.decoded.slot_names, frame.slots, strict=True):
         if item is None:
             continue
@@ -152,7 +147,7 @@ def exception_init(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal(f"creation of a {args[0].cls.__name__} of several parts")
     if kwargs:
         _check_fields(vm, args[0].cls, kwargs)
-    args[0].slots["args"] = TupleValue(args[1:])
+    args[0].slots["args"] = containers.TupleValue(args[1:])
     if issubclass(args[0].cls, StopIteration):
         args[0].slots["value"] = args[1] if len(args) > 1 else NONE
     for name in ("name", "path", "obj"):  # of one that is initialised again
@@ -232,7 +227,7 @@ def new_dict(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
                                                 dict))  # fmt: skip
     if base is collections.defaultdict:
         raise GraphBreakSignal(f"creation of a {cls.__name__}, a class of defaultdicts")
-    value = ObjectValue(cls, native=DictValue(base))
+    value = ObjectValue(cls, native=containers.DictValue(base))
     value.base_new = base
     return value
 
@@ -244,7 +239,7 @@ def new_namespace(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Val
 
 
 def new_list(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
-    value = ObjectValue(cls, native=ListValue([]))
+    value = ObjectValue(cls, native=containers.ListValue([]))
     value.base_new = list
     return value
 
@@ -254,14 +249,14 @@ def new_tuple(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
         vm.raise_error(TypeError, "tuple() takes no keyword arguments")
     items = list(vm.iterate(args[0])) if args else []
     if cls is tuple:
-        return TupleValue(items)
-    value = ObjectValue(cls, native=TupleValue(items))
+        return containers.TupleValue(items)
+    value = ObjectValue(cls, native=containers.TupleValue(items))
     value.base_new = tuple
     return value
 
 
 def new_set(vm: Interpreter, cls: type, args: Args, kwargs: Kwargs) -> Value:
-    value = ObjectValue(cls, native=SetValue([]))  # `__init__` takes what it is made of
+    value = ObjectValue(cls, native=containers.SetValue([]))  # `__init__` takes what it is made of
     value.base_new = set
     return value
 

@@ -23,18 +23,13 @@ from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import functions
 from dovetail_capture.interpreter.values.base import Constant, Value, boolean
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     ListValue,
     SetValue,
     TupleValue,
-)
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    FunctionValue,
-    NativeMethod,
-    SuperValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import IdOf
@@ -196,7 +191,7 @@ def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         raise GraphBreakSignal("super() of a class alone")
     if args:
         cls = vm.as_python(args[0])
-        return SuperValue(cls, args[1])
+        return functions.SuperValue(cls, args[1])
     frame = vm.frames[-1]
     if not frame.code.co_argcount and not frame.code.co_flags & inspect.CO_VARARGS:
         vm.raise_error(RuntimeError, "super(): no arguments")
@@ -211,14 +206,14 @@ def super_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
     if isinstance(receiver, CellValue):
         receiver = vm.resolve_cell(receiver)
-    return SuperValue(cls, receiver)
+    return functions.SuperValue(cls, receiver)
 
 
 def callable_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     value = args[0]
     if isinstance(value, Constant):
         return boolean(callable("" if isinstance(value, LateText) else value.example))
-    if isinstance(value, (BoundMethod, NativeMethod, FunctionValue)):
+    if isinstance(value, (functions.BoundMethod, functions.NativeMethod, functions.FunctionValue)):
         return boolean(True)
     _, method = class_attributes.class_lookup(vm, value.python_type(), "__call__")
     return boolean(method is not class_attributes.MISSING)
@@ -231,7 +226,7 @@ _HELD_BY_VALUE = (int, float, complex, str, bytes, tuple, frozenset, range, torc
 # Where tensors lie that stay from call to call
 _LASTING = (AttrSource, InstanceAttrSource, ClosureSource, GlobalSource)
 # Objects of which a value stands for one: others are made anew where they are equal.
-_HAVE_IDENTITY = (ListValue, DictValue, SetValue, ObjectValue, FunctionValue, TensorValue)
+_HAVE_IDENTITY = (ListValue, DictValue, SetValue, ObjectValue, functions.FunctionValue, TensorValue)
 
 
 def id_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -276,7 +271,7 @@ def hash_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
             parts = [vm.as_python(hash_(vm, [part], {})) for part in vm.iterate(args[0])]
             return Constant(hash(tuple(map(_Hashed, parts))))
     method = operands.dunder(vm, args[0], "__hash__")
-    if isinstance(method, BoundMethod):
+    if isinstance(method, functions.BoundMethod):
         text = "__hash__ method should return an integer"
         made = returned(vm, vm.call(method, [], {}), int, text)
         return Constant(_hash_of(made.value)) if isinstance(made, Constant) else made

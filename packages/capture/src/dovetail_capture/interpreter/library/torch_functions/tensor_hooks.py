@@ -23,13 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dovetail_capture.captured_frame import GraphBreak
 from dovetail_capture.errors import NotCapturable
-from dovetail_capture.interpreter.changes.late_reads import (
-    LASTING,
-    NUMBERS,
-    LateReads,
-    no_changes,
-    watching,
-)
+from dovetail_capture.interpreter.changes import late_reads
 from dovetail_capture.interpreter.graph.aliasing import may_write
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.library.torch_functions.inner_graphs import InnerRecorder
@@ -38,17 +32,9 @@ from dovetail_capture.interpreter.protocols import dicts, sequences
 from dovetail_capture.interpreter.protocols.attributes import resolve
 from dovetail_capture.interpreter.session.ledgers import CallForEffect
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import functions
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
 from dovetail_capture.interpreter.values.containers import TupleValue
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    CellValue,
-    FunctionValue,
-    HandleValue,
-    Hooked,
-    LateState,
-    NativeMethod,
-)
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -75,18 +61,22 @@ class _Captured:
 # --- what a hook may read -------------------------------------------------------------------------
 
 
-def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]]) -> None:
+def _check_lasts(
+    vm: Interpreter, hook: Value, cells: list[tuple[functions.CellValue, Any]]
+) -> None:
     """Break if a hook is made of what may be something else when it runs. `cells` become those that
     it closes over, with what they hold."""
     if isinstance(hook, (TensorValue, SymbolicNumber)):
         return
-    if isinstance(hook, Constant) and isinstance(hook.value, (*LASTING, *NUMBERS)):
+    if isinstance(hook, Constant) and isinstance(
+        hook.value, (*late_reads.LASTING, *late_reads.NUMBERS)
+    ):
         return
-    if isinstance(hook, NativeMethod) and isinstance(hook.receiver, TensorValue):
+    if isinstance(hook, functions.NativeMethod) and isinstance(hook.receiver, TensorValue):
         return
     if isinstance(hook, TupleValue):
         parts = sequences.items(vm, hook)
-    elif isinstance(hook, FunctionValue) and hook.attributes is None:
+    elif isinstance(hook, functions.FunctionValue) and hook.attributes is None:
         parts = [resolve(vm, default) for default in hook.defaults]
         if hook.kwdefaults is not None:
             parts += [value for _, value in dicts.items(vm, hook.kwdefaults)]
@@ -100,7 +90,7 @@ def _check_lasts(vm: Interpreter, hook: Value, cells: list[tuple[CellValue, Any]
             if not any(known is cell for known, _ in cells):
                 parts.append(vm.resolve_cell(cell))
                 cells.append((cell, cell.content))
-    elif isinstance(hook, BoundMethod) and hook.receiver.source is not None:
+    elif isinstance(hook, functions.BoundMethod) and hook.receiver.source is not None:
         parts = [hook.function]  # (what it reads of what it is bound to is refused when it is read)
     elif isinstance(hook, ObjectValue) and hook.base_new.__name__ == "partial":
         parts = [vm.get_attr(hook, name) for name in ("func", "args", "keywords")]
@@ -130,7 +120,7 @@ def _capture(vm: Interpreter, tensor: TensorValue, hook: Value) -> _Captured:
 
 def _graph_of(
     vm: Interpreter, tensor: TensorValue, hook: Value, taken: list[Value], records: bool
-) -> tuple[GraphModule | None, list[Value], LateReads]:
+) -> tuple[GraphModule | None, list[Value], late_reads.LateReads]:
     """The graph of a hook, None if it changes nothing, in a backward that autograd `records` or
     does not; what it takes, first what is `taken` anyway; and what it reads."""
     session = vm.session
@@ -143,8 +133,8 @@ def _graph_of(
     session.recorder = inner
     try:
         changes = "a hook that changes what is not its own"
-        with torch.set_grad_enabled(records), no_changes(vm, [hook], changes):
-            with watching(vm, "a hook", _LOCALS) as late:
+        with torch.set_grad_enabled(records), late_reads.no_changes(vm, [hook], changes):
+            with late_reads.watching(vm, "a hook", _LOCALS) as late:
                 result = vm.call(hook, [gradient], {})
         if is_none(result):
             changed: Any = None
@@ -197,7 +187,7 @@ def _register(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
         if not tensor.fake.requires_grad:
             raise GraphBreakSignal("a hook on a tensor that requires no gradient")
         _refuse(vm, tensor)
-        cells: list[tuple[CellValue, Any]] = []
+        cells: list[tuple[functions.CellValue, Any]] = []
         _check_lasts(vm, hook, cells)
         captured = _capture(vm, tensor, hook)
     except GraphBreakSignal as signal:
@@ -228,8 +218,8 @@ def _register_late(vm: Interpreter, method: Any, tensor: TensorValue, hook: Valu
     call: CallForEffect = (method, [tensor, hook], {})
     session.effects.register_on_input(call)
     if not tensor.fake.is_leaf:
-        session.late_reads.states.append(LateState("a hook", born, [], [(tensor, 0)]))
-    return HandleValue(None, None, born, call)
+        session.late_reads.states.append(functions.LateState("a hook", born, [], [(tensor, 0)]))
+    return functions.HandleValue(None, None, born, call)
 
 
 def _register_post_accumulate(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
@@ -264,28 +254,28 @@ def _record(
     tensor: TensorValue,
     hook: Value,
     captured: _Captured,
-    cells: list[tuple[CellValue, Any]],
+    cells: list[tuple[functions.CellValue, Any]],
     used: bool,
 ) -> Value:
     recorder = vm.session.recorder
     born = vm.frames[0].steps
     if captured.code is None:
-        return HandleValue(None, None, born)
+        return functions.HandleValue(None, None, born)
     target = GradientHook(captured.code, getattr(hook, "name", ""))
     pairs = [recorder.argument(value) for value in captured.taken]
     node = recorder.state_change(target, tensor.node, *(pair[0] for pair in pairs))
     # (Whether a gradient requires one is for the hook to say, also of the fakes.)
     real = target(tensor.fake, *(pair[1] for pair in pairs))
-    handle = HandleValue(node, real, born)
+    handle = functions.HandleValue(node, real, born)
     late = too_late(vm, _ESCAPES) if used else None
-    vm.session.effects.hooks.append(Hooked(tensor, handle, captured.taken, cells, late))
+    vm.session.effects.hooks.append(functions.Hooked(tensor, handle, captured.taken, cells, late))
     return handle
 
 
 def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`handle.remove()`."""
     handle = args[0]
-    if not isinstance(handle, HandleValue):
+    if not isinstance(handle, functions.HandleValue):
         return PASS
     calls = vm.session.effects.calls
     if handle.late is not None and not handle.removed:
@@ -298,7 +288,7 @@ def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def _enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return args[0] if isinstance(args[0], HandleValue) else PASS
+    return args[0] if isinstance(args[0], functions.HandleValue) else PASS
 
 
 def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
