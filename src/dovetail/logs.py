@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from dovetail_prims.artifact_log import ROOT, logger_of
 
-from dovetail.debug_folder import FolderWriter
 from dovetail.options import unknown_name
+from dovetail.stages_shown import FolderWriter
 
 # Components say what they do at levels; with DEBUG they show their artifacts, too.
 COMPONENTS: Mapping[str, tuple[str, ...]] = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from dovetail_guards.computed import ComputedSource
 from dovetail_guards.evaluate import FrameView
 from dovetail_guards.explain import clause_text
+from dovetail_guards.float_expr import ComputedSource
 from dovetail_guards.guard_set import GuardSet
 from dovetail_guards.shape_env import Dim, ShapeEnv
 from dovetail_guards.source import LocalSource, SizeSource

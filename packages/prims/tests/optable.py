@@ -183,7 +183,7 @@ def as_markdown() -> str:
         "", f"CORE_ATEN has {len(opsets.CORE_ATEN)} ops, PRIMS {prims} of them ({whole} kept whole,"
         f" {prims - whole} computed); {len(core_aten_table())} more decompose to CORE_ATEN.",
         "`decompose(gm, to=...)` gets there, `verify` proves it, "
-        "`dovetail_prims.dialects.interpreter` runs PRIMS in plain Python.",
+        "`tests/prims_interpreter.py` runs PRIMS in plain Python.",
     ]  # fmt: skip
     group = ""
     for name, own, schema, text, fate in sorted(found, key=_decomposed):

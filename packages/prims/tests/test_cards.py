@@ -12,7 +12,6 @@ import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table, prims_table
 from dovetail_prims.dialects import opsets
-from dovetail_prims.dialects.interpreter import RULES
 from dovetail_prims.fake.fake_mode import FakeMode
 from dovetail_prims.fake.from_real import from_real
 from dovetail_prims.ops import catalog
@@ -20,6 +19,7 @@ from dovetail_prims.ops.card import Card, Dialect, Kind
 from dovetail_prims.ops.common import lookup
 from dovetail_prims.ops.rule_table import default_rules
 from eager_oracle import assert_matches_eager, name_of
+from prims_interpreter import RULES
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 

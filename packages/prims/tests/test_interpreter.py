@@ -2,15 +2,15 @@
 
 import math
 
+import prims_interpreter
 import pytest
 import torch
 from dovetail_prims.decompositions import core_aten_table, prims_table
 from dovetail_prims.decompositions.apply import apply_table
-from dovetail_prims.dialects import interpreter
-from dovetail_prims.dialects.interpreter import PrimsError, interpret
 from dovetail_prims.dialects.opsets import CORE_ATEN, EXTERN, PRIMS
 from dovetail_prims.graphs.record import trace_aten
 from eager_oracle import assert_matches_eager, name_of
+from prims_interpreter import PrimsError, interpret
 from torch.fx import Graph, GraphModule
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ def check(op, args, kwargs=None, **flags):
 
 
 def test_every_prim_has_a_meaning_and_every_other_core_op_an_entry():
-    assert set(PRIMS) - set(EXTERN) == set(interpreter.RULES)
+    assert set(PRIMS) - set(EXTERN) == set(prims_interpreter.RULES)
     entries = {name_of(op) for op in prims_table()}
     assert set(CORE_ATEN) - set(PRIMS) <= entries <= set(CORE_ATEN)
 
@@ -223,7 +223,7 @@ def test_interpreter_index_and_scatter_ops_equal_eager():
     torch.manual_seed(0)
     x, index = torch.randn(3, 4), torch.tensor([[2, 0, 1, 2], [0, 0, 1, 1]])
     src, rows = torch.randn(2, 4), torch.tensor([0, 2, 0])
-    rules = interpreter.RULES
+    rules = prims_interpreter.RULES
     for name, args in {
         "gather.default": (x, 0, index),
         "scatter.src": (x, 1, index[:, :2], src),

@@ -16,7 +16,7 @@ from dovetail_runtime import (
     TensorSpec,
     View,
 )
-from dovetail_runtime.footprint import Footprint, footprint
+from dovetail_runtime.lifetimes import Footprint, footprint
 
 CPU = torch.device("cpu")
 N = SizeExpr("sym", ("n",))

@@ -14,8 +14,7 @@ from types import ModuleType
 
 from dovetail import logs
 from dovetail.install.imports import ImportWatch
-from dovetail.install.replacements import Replacements
-from dovetail.install.torch_names import LATE, late_names, torch_names
+from dovetail.install.torch_names import LATE, Replacements, late_names, torch_names
 
 
 class _Installation:

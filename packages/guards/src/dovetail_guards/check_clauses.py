@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from dovetail_guards import clauses as c
-from dovetail_guards.computed import as_symbol
 from dovetail_guards.evaluate import (
     MISSING,
     TYPE_DICT,
@@ -25,6 +24,7 @@ from dovetail_guards.evaluate import (
     keys_equal,
     ordered_keys,
 )
+from dovetail_guards.float_expr import as_symbol
 from dovetail_guards.torch_state import READERS
 
 

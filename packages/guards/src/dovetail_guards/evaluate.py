@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dovetail_guards import source as s
-from dovetail_guards.computed import ComputedSource
+from dovetail_guards.float_expr import ComputedSource
 from dovetail_guards.iterators import READERS as ITERATOR_READERS
 
 

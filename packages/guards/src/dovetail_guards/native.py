@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from dovetail_guards import clauses as c
-from dovetail_guards import computed
+from dovetail_guards import float_expr
 from dovetail_guards import source as s
 from dovetail_guards.check_clauses import answers_hold
 from dovetail_guards.evaluate import argument_names, constants_equal
@@ -292,9 +292,9 @@ class _Builder:
         self.states.append((number, expected, exact, READERS[clause.name], clause.value))
 
     def _shape(self, clause: c.ShapeRelation) -> None:
-        check = computed.holds(clause.expr, clause.symbols)
+        check = float_expr.holds(clause.expr, clause.symbols)
         if check is not None:
-            operands = self._operands(tuple(computed.leaves(clause.symbols).values()))
+            operands = self._operands(tuple(float_expr.leaves(clause.symbols).values()))
             self.relations.append((_COMPUTED, operands, check, 0))
             return
         operands = self._operands(tuple(source for _, source in clause.symbols))

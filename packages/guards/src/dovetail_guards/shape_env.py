@@ -17,11 +17,17 @@ from typing import Any, NamedTuple
 
 from dovetail_guards import expr as e
 from dovetail_guards import relations as rel
-from dovetail_guards import shape_guards
-from dovetail_guards.assumptions import Assumptions, Decision
+from dovetail_guards.assumptions import Assumptions, Decision, relations_to_guard
 from dovetail_guards.clauses import ConstantIs, ShapeRelation
-from dovetail_guards.computed import ROUNDINGS, ComputedSource
-from dovetail_guards.float_expr import EXACT, INFINITE_KEY, INPUT, FloatExpr, key_of
+from dovetail_guards.float_expr import (
+    EXACT,
+    INFINITE_KEY,
+    INPUT,
+    ROUNDINGS,
+    ComputedSource,
+    FloatExpr,
+    key_of,
+)
 from dovetail_guards.learned import Learned, OpenSizes, age
 from dovetail_guards.ranges import Bound, Range
 from dovetail_guards.source import Source
@@ -483,7 +489,7 @@ class ShapeEnv:
         """The guards: what was assumed, or of that some, as clauses over size sources."""
         decisions = self.decisions if assumptions is None else assumptions.decisions
         assumed = (decision.relation for decision in decisions)
-        tied, relations = shape_guards.gather(assumed, self._least, self.floats)
+        tied, relations = relations_to_guard(assumed, self._least, self.floats)
         values = (ConstantIs(self.sources[name], self.floats[name]) for name in tied)
         return (*values, *(self.clause_for(relation) for relation in relations), *self._strides)
 

@@ -16,8 +16,7 @@ import torch
 from dovetail_guards import expr as e
 from dovetail_guards import float_spans, sym_layout
 from dovetail_guards import relations as rel
-from dovetail_guards.computed import ROUNDINGS
-from dovetail_guards.float_expr import EXACT, MOST_PARTS, OPERATIONS, FloatExpr
+from dovetail_guards.float_expr import EXACT, MOST_PARTS, OPERATIONS, ROUNDINGS, FloatExpr
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.sym_value import SymValue, Text, Value
 

@@ -11,7 +11,7 @@ import torch
 
 from dovetail_runtime import graph_memory
 from dovetail_runtime.artifact import CompiledArtifact
-from dovetail_runtime.footprint import footprint
+from dovetail_runtime.lifetimes import footprint
 from dovetail_runtime.plan import CopyInto, Plan, View
 from dovetail_runtime.sizes import bind_symbols
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from dovetail_runtime.artifact import CompiledArtifact
-from dovetail_runtime.footprint import footprint
 from dovetail_runtime.graph_pool import (
     GraphPool,
     Input,
@@ -24,6 +23,7 @@ from dovetail_runtime.graph_pool import (
     as_tensor,
     mutated_inputs,
 )
+from dovetail_runtime.lifetimes import footprint
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.sizes import bind_symbols
 

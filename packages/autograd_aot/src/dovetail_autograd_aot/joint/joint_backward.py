@@ -21,8 +21,12 @@ from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.joint.user_backwards import UserGradients
 from dovetail_autograd_aot.outputs.output_aliasing import storage_order_strides
 from dovetail_autograd_aot.subclasses.wrapping import Wrapping
+from dovetail_autograd_aot.trace.autograd_queries import (
+    ERRORS_OF_BACKWARDS,
+    paths_between,
+    run_engine,
+)
 from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
-from dovetail_autograd_aot.trace.engine import ERRORS_OF_BACKWARDS, paths_between, run_engine
 from dovetail_autograd_aot.trace.storage import TracedStorage, TraceError, read, wrap
 
 _SPARSE = (

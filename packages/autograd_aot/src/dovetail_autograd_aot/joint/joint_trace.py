@@ -37,9 +37,8 @@ from dovetail_autograd_aot.outputs.classify import Inputs
 from dovetail_autograd_aot.outputs.gradient_points import gradient_points, through_others
 from dovetail_autograd_aot.outputs.output_aliasing import Classified, classify_outputs
 from dovetail_autograd_aot.subclasses.wrapping import BOUNDARY_FUNCTIONS, Wrapping
-from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
+from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of, trace_settings
 from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
-from dovetail_autograd_aot.trace.engine import trace_settings
 from dovetail_autograd_aot.trace.input_storages import NonLeaf, symbols_of
 from dovetail_autograd_aot.trace.node_values import attribute_of
 from dovetail_autograd_aot.trace.rewrites import DIRECT_CALLS, RewritingMode

@@ -17,8 +17,7 @@ from torch.autograd.function import BackwardCFunction
 from dovetail_autograd_aot.boundary import OtherCounters, OutputKind
 from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.outputs.output_aliasing import Classified
-from dovetail_autograd_aot.trace.autograd_queries import share_counter
-from dovetail_autograd_aot.trace.engine import nodes_below
+from dovetail_autograd_aot.trace.autograd_queries import nodes_below, share_counter
 from dovetail_autograd_aot.trace.storage import TracedStorage, track_of
 from dovetail_autograd_aot.trace.tracer import Tracer
 

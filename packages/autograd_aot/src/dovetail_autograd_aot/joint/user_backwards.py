@@ -22,8 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 
 from dovetail_autograd_aot.graph.fast_graph import GIVEN_WITH
-from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of
-from dovetail_autograd_aot.trace.engine import run_engine
+from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of, run_engine
 from dovetail_autograd_aot.trace.storage import TracedStorage, read, wrap
 from dovetail_autograd_aot.trace.tracer import Tracer
 

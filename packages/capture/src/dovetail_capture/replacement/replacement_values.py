@@ -9,7 +9,7 @@ from types import CellType, CodeType
 from typing import Any
 
 from dovetail_guards import source as s
-from dovetail_guards.computed import ComputedSource
+from dovetail_guards.float_expr import ComputedSource
 from dovetail_guards.iterators import READERS
 from torch import from_numpy
 

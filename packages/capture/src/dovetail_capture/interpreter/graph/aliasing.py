@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from dovetail_guards import clauses as c
 from dovetail_guards import expr as e
-from dovetail_guards.computed import ComputedSource
+from dovetail_guards.float_expr import ComputedSource
 from dovetail_guards.shape_env import ShapeEnv
 from dovetail_guards.source import Source
 from dovetail_guards.sym_node import expr_of

@@ -35,7 +35,14 @@ from dovetail_capture.interpreter.inputs.wrap_containers import (
 )
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import (
+    EQUALITY_TYPES,
+    IDENTITY_TYPES,
+    Constant,
+    Lazy,
+    Value,
+    is_numpy,
+)
 from dovetail_capture.interpreter.values.containers import DictValue
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
@@ -43,7 +50,6 @@ from dovetail_capture.interpreter.values.functions import (
     FunctionValue,
     NativeMethod,
 )
-from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES, IDENTITY_TYPES, is_numpy
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
 from dovetail_capture.interpreter.values.tensors import (
     FEW_KERNELS,

@@ -13,9 +13,8 @@ from dovetail_guards.source import ObjectSource, Source
 
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.values import containers
-from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import Constant, Lazy, Value, is_fixed_member
 from dovetail_capture.interpreter.values.functions import HeldIterator
-from dovetail_capture.interpreter.values.known_types import is_fixed_member
 from dovetail_capture.interpreter.values.objects import ObjectValue
 
 Wrapper = Callable[[Session, Any, Source], Value]

@@ -21,7 +21,6 @@ from dovetail_capture.interpreter.opcodes.container_opcodes import function_text
 from dovetail_capture.interpreter.opcodes.jumps import COMPARE_SHIFT, branch_truth
 from dovetail_capture.interpreter.protocols import (
     comparison,
-    containment,
     dicts,
     operators,
     raising,
@@ -85,7 +84,7 @@ def is_op(frame: Frame, inst: Instruction) -> None:
 def contains_op(frame: Frame, inst: Instruction) -> None:
     container = frame.stack.pop()
     item = frame.stack.pop()
-    found = containment.contains(frame.vm, container, item)
+    found = subscripts.contains(frame.vm, container, item)
     frame.stack.append(boolean(found != bool(inst.arg)))
 
 

@@ -33,7 +33,14 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values import containers
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, boolean
+from dovetail_capture.interpreter.values.base import (
+    EQUALITY_TYPES,
+    NONE,
+    Constant,
+    Lazy,
+    Value,
+    boolean,
+)
 from dovetail_capture.interpreter.values.functions import (
     BoundMethod,
     CellValue,
@@ -42,7 +49,6 @@ from dovetail_capture.interpreter.values.functions import (
     NativeMethod,
     SuperValue,
 )
-from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue

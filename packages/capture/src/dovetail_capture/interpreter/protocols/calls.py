@@ -26,9 +26,8 @@ from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.session import cached_calls
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values import functions
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value, is_numpy
 from dovetail_capture.interpreter.values.containers import TupleValue, hash_key
-from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue

@@ -8,7 +8,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.protocols import dicts, sequences
-from dovetail_capture.interpreter.values.base import Constant, Value
+from dovetail_capture.interpreter.values.base import Constant, Value, is_numpy
 from dovetail_capture.interpreter.values.containers import (
     DictValue,
     DictView,
@@ -18,7 +18,6 @@ from dovetail_capture.interpreter.values.containers import (
     TupleValue,
 )
 from dovetail_capture.interpreter.values.functions import IteratorValue
-from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.symbolic import SYMBOLIC_TYPES, IdOf, SymbolicNumber
 from dovetail_capture.interpreter.values.texts import LateText
 from dovetail_capture.skip import module_of

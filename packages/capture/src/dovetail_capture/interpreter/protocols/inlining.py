@@ -18,10 +18,9 @@ from dovetail_capture.interpreter.protocols import attributes, dicts
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.native_calls import call_handler
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Lazy, Value
+from dovetail_capture.interpreter.values.base import EQUALITY_TYPES, NONE, Constant, Lazy, Value
 from dovetail_capture.interpreter.values.containers import DictValue, TupleValue
 from dovetail_capture.interpreter.values.functions import CellValue, FunctionValue
-from dovetail_capture.interpreter.values.known_types import EQUALITY_TYPES
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.tensors import TensorValue
 

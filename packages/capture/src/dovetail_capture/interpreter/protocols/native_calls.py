@@ -16,9 +16,8 @@ from dovetail_prims.graphs.functional_forms import has_functional_form
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.protocols import class_attributes
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import Value
+from dovetail_capture.interpreter.values.base import Value, is_numpy
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from dovetail_capture.interpreter.machine.decoding import VERSION
 from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import (
     comparison,
-    containment,
     operators,
     subscripts,
     truth_and_length,
@@ -59,7 +58,7 @@ def native_iter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def native_contains(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(containment.contains(vm, _contents(vm, args[0]), args[1]))
+    return boolean(subscripts.contains(vm, _contents(vm, args[0]), args[1]))
 
 
 def _compared(symbol: str) -> Handler:

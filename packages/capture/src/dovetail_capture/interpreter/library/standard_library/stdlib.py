@@ -35,7 +35,6 @@ from dovetail_capture.interpreter.machine.machine import (
 from dovetail_capture.interpreter.protocols import (
     class_attributes,
     comparison,
-    containment,
     inlining,
     operators,
     subscripts,
@@ -76,7 +75,7 @@ _OPERATORS: dict[Any, Handler] = {
     operator.getitem: answering(subscripts.getitem),
     operator.setitem: doing(subscripts.setitem),
     operator.delitem: doing(subscripts.delitem),
-    operator.contains: telling(containment.contains),
+    operator.contains: telling(subscripts.contains),
     operator.not_: telling(lambda vm, value: not vm.truth(value)),
     operator.truth: telling(lambda vm, value: vm.truth(value)),
     operator.is_: telling(comparison.is_object),

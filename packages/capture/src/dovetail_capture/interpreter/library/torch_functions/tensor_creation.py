@@ -11,9 +11,8 @@ import torch
 from dovetail_capture.interpreter.machine.machine import PASS, Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none
+from dovetail_capture.interpreter.values.base import NONE, Constant, Value, is_none, is_numpy
 from dovetail_capture.interpreter.values.containers import ListValue, TupleValue
-from dovetail_capture.interpreter.values.known_types import is_numpy
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import ArrayValue, TensorValue
 

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
-
 from dovetail_prims.dialects.opsets import EXTERN
 from dovetail_prims.ops import catalog
 from dovetail_prims.ops.card import Card, Dialect, Kind, Result
 from dovetail_prims.ops.promises import PrimsError, require
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 
 def _alike(*tensors: Tensor) -> None:
