@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 
@@ -24,7 +24,7 @@ class Handlers:
     """The program's handlers of signals, called by ones that keep the errors that these raise.
 
     Errors are raised where they come only while `raises` is true: within what may be left anywhere,
-    not while it is put in order behind it."""
+    not while a context is entered or left, and not while all is put in order at the end."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[BaseException, TracebackType | None]] = []
@@ -89,8 +89,16 @@ class _Watched:
             self.handler(number, frame)
         except BaseException as error:
             self.of.errors.append((error, error.__traceback__))
-            if self.of.raises:
+            if self.of.raises and not _manages_context(frame):
                 raise
+
+
+def _manages_context(frame: FrameType | None) -> bool:
+    """Does a frame enter or leave a `with` block? Cut short, a generator that does would do the
+    rest whenever it is collected, after what is around it."""
+    while frame is not None and frame.f_code.co_name not in ("__enter__", "__exit__"):
+        frame = frame.f_back
+    return frame is not None
 
 
 @contextmanager
