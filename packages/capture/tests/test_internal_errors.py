@@ -11,7 +11,7 @@ from typing import Any
 import dovetail_capture.frames.context as context_module
 import pytest
 import torch
-from dovetail_capture import BackendError, BackendTraits, optimize
+from dovetail_capture import BackendError, BackendTraits, optimize, skip
 from dovetail_capture.errors import InternalError
 from dovetail_capture.reporting.failures import InternalErrorWarning, UncompiledWarning
 from dovetail_guards.guard_set import GuardSet
@@ -60,11 +60,8 @@ def broken_at(stage: str, patch: pytest.MonkeyPatch) -> Any:
     elif stage == "replacement":
         patch.setattr(context_module, "build_replacement", breaks)
     else:
-        known = context_module.is_skipped
-        ours = function.__code__
-        patch.setattr(
-            context_module, "is_skipped", lambda code: breaks() if code is ours else known(code)
-        )
+        known, ours = skip.is_skipped, function.__code__
+        patch.setattr(skip, "is_skipped", lambda code: breaks() if code is ours else known(code))
     return lambda gm, inputs: gm.forward
 
 

@@ -1,34 +1,19 @@
 """Loop IR, fusion, and code generation: from a functional ATen graph to a `Plan`."""
 
-from dovetail_inductor.graph_passes.channels_last import prefer_channels_last
-from dovetail_inductor.graph_passes.constant_weights import PreparedGraph, prepare_weights
-from dovetail_inductor.lowering.values import UnsupportedGraph
-from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.pipeline import (
-    PassLog,
-    compile_graph,
-    compile_to_callable,
-    find_error,
-    to_kernels,
-    to_loops,
-    to_plan,
+from dovetail_inductor.graph_passes.channels_last import (
+    prefer_channels_last as prefer_channels_last,
 )
-from dovetail_inductor.products.device_tuner import DeviceTuner
+from dovetail_inductor.graph_passes.constant_weights import PreparedGraph as PreparedGraph
+from dovetail_inductor.graph_passes.constant_weights import prepare_weights as prepare_weights
+from dovetail_inductor.lowering.values import UnsupportedGraph as UnsupportedGraph
+from dovetail_inductor.options import InductorOptions as InductorOptions
+from dovetail_inductor.pipeline import PassLog as PassLog
+from dovetail_inductor.pipeline import compile_graph as compile_graph
+from dovetail_inductor.pipeline import compile_to_callable as compile_to_callable
+from dovetail_inductor.pipeline import find_error as find_error
+from dovetail_inductor.pipeline import to_kernels as to_kernels
+from dovetail_inductor.pipeline import to_loops as to_loops
+from dovetail_inductor.pipeline import to_plan as to_plan
+from dovetail_inductor.products.device_tuner import DeviceTuner as DeviceTuner
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "DeviceTuner",
-    "InductorOptions",
-    "PassLog",
-    "PreparedGraph",
-    "UnsupportedGraph",
-    "compile_graph",
-    "compile_to_callable",
-    "find_error",
-    "prefer_channels_last",
-    "prepare_weights",
-    "to_kernels",
-    "to_loops",
-    "to_plan",
-]

@@ -1,69 +1,32 @@
 """What passes between the stages of this package, and to its callers."""
 
-from dovetail_autograd_aot.boundary.joint_graph import (
-    AddedInputs,
-    BackwardFacts,
-    InputAssumptions,
-    InputChanges,
-    JointGraph,
-    LostGradients,
-    MovedInput,
-    MutatedInput,
-    OtherCounters,
-    PartitionedGraph,
-    ReshapedInput,
-    SavedAlias,
-    SharedStorage,
-    Signature,
-)
-from dovetail_autograd_aot.boundary.return_program import (
-    Comparison,
-    Constant,
-    Duplicate,
-    GradientPoint,
-    InMemoryOf,
-    InputItself,
-    NewTensor,
-    OutputInfo,
-    OutputKind,
-    PointSource,
-    ReturnStep,
-    SizeOutput,
-    TensorRef,
-    ViewOf,
-    ViewsAtOnce,
-    ViewStep,
-)
-
-__all__ = [
-    "AddedInputs",
-    "BackwardFacts",
-    "Comparison",
-    "Constant",
-    "Duplicate",
-    "GradientPoint",
-    "InMemoryOf",
-    "InputAssumptions",
-    "InputChanges",
-    "InputItself",
-    "JointGraph",
-    "LostGradients",
-    "MovedInput",
-    "MutatedInput",
-    "NewTensor",
-    "OtherCounters",
-    "OutputInfo",
-    "OutputKind",
-    "PartitionedGraph",
-    "PointSource",
-    "ReshapedInput",
-    "ReturnStep",
-    "SavedAlias",
-    "SharedStorage",
-    "Signature",
-    "SizeOutput",
-    "TensorRef",
-    "ViewOf",
-    "ViewStep",
-    "ViewsAtOnce",
-]
+from dovetail_autograd_aot.boundary.joint_graph import AddedInputs as AddedInputs
+from dovetail_autograd_aot.boundary.joint_graph import BackwardFacts as BackwardFacts
+from dovetail_autograd_aot.boundary.joint_graph import InputAssumptions as InputAssumptions
+from dovetail_autograd_aot.boundary.joint_graph import InputChanges as InputChanges
+from dovetail_autograd_aot.boundary.joint_graph import JointGraph as JointGraph
+from dovetail_autograd_aot.boundary.joint_graph import LostGradients as LostGradients
+from dovetail_autograd_aot.boundary.joint_graph import MovedInput as MovedInput
+from dovetail_autograd_aot.boundary.joint_graph import MutatedInput as MutatedInput
+from dovetail_autograd_aot.boundary.joint_graph import OtherCounters as OtherCounters
+from dovetail_autograd_aot.boundary.joint_graph import PartitionedGraph as PartitionedGraph
+from dovetail_autograd_aot.boundary.joint_graph import ReshapedInput as ReshapedInput
+from dovetail_autograd_aot.boundary.joint_graph import SavedAlias as SavedAlias
+from dovetail_autograd_aot.boundary.joint_graph import SharedStorage as SharedStorage
+from dovetail_autograd_aot.boundary.joint_graph import Signature as Signature
+from dovetail_autograd_aot.boundary.return_program import Comparison as Comparison
+from dovetail_autograd_aot.boundary.return_program import Constant as Constant
+from dovetail_autograd_aot.boundary.return_program import Duplicate as Duplicate
+from dovetail_autograd_aot.boundary.return_program import GradientPoint as GradientPoint
+from dovetail_autograd_aot.boundary.return_program import InMemoryOf as InMemoryOf
+from dovetail_autograd_aot.boundary.return_program import InputItself as InputItself
+from dovetail_autograd_aot.boundary.return_program import NewTensor as NewTensor
+from dovetail_autograd_aot.boundary.return_program import OutputInfo as OutputInfo
+from dovetail_autograd_aot.boundary.return_program import OutputKind as OutputKind
+from dovetail_autograd_aot.boundary.return_program import PointSource as PointSource
+from dovetail_autograd_aot.boundary.return_program import ReturnStep as ReturnStep
+from dovetail_autograd_aot.boundary.return_program import SizeOutput as SizeOutput
+from dovetail_autograd_aot.boundary.return_program import TensorRef as TensorRef
+from dovetail_autograd_aot.boundary.return_program import ViewOf as ViewOf
+from dovetail_autograd_aot.boundary.return_program import ViewsAtOnce as ViewsAtOnce
+from dovetail_autograd_aot.boundary.return_program import ViewStep as ViewStep
