@@ -48,6 +48,9 @@ def operators_of(nests: Iterable[LoopNest]) -> str:
 
 
 def _operators(nest: LoopNest) -> Iterator[str]:
+    if nest.reduction is not None and nest.reduction.of_products:
+        yield "sum_of_products"
+        return
     for value in walk(nest.values):
         if isinstance(value, Apply) and value.op not in _PLUMBING:
             yield value.op

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from dovetail_inductor.fx_nodes import call_at, fake_of
 from dovetail_inductor.graph_passes.channels_last import has_onednn
 from dovetail_inductor.loop_ir.sizes import hint_of
+from dovetail_inductor.lowering.depthwise import is_by_channel
 from dovetail_inductor.lowering.values import shape_of
 from dovetail_inductor.targets import CPU
 
@@ -51,12 +52,29 @@ def pack_weights(graph: Graph, constant: set[Node]) -> None:
     for node in list(graph.nodes):
         if node in constant or not packs(node):
             continue
+        if is_by_channel(node):
+            _lay_out_taps(graph, constant, node)
+            continue
         begin = _CALLS[node.target]
         x, weight = node.args[begin : begin + 2]
         bias: Any = node.args[0] if begin else (*node.args, None)[2]
         known = bias is None or (bias in constant and len(fake_of(bias)._sizes) == 1)
         if weight in constant and known:
             _pack(graph, constant, node, (x, weight, bias))
+
+
+def _lay_out_taps(graph: Graph, constant: set[Node], node: Node) -> None:
+    """Have a convolution by loops read a weight with its channels side by side."""
+    weight: Any = node.args[1]
+    if weight not in constant:
+        return
+    with graph.inserting_before(node):
+        turned = call_at(node, graph, aten.permute.default, weight, [1, 2, 3, 0])
+        rows = {"memory_format": torch.contiguous_format}
+        laid_out = call_at(node, graph, aten.clone.default, turned, **rows)
+        made = call_at(node, graph, aten.permute.default, laid_out, [3, 0, 1, 2])
+    constant.update((turned, laid_out, made))
+    node.update_arg(1, made)
 
 
 def _pack(graph: Graph, constant: set[Node], node: Node, operands: tuple[Any, Any, Any]) -> None:

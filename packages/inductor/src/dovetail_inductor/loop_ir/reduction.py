@@ -8,7 +8,7 @@ vector (C++) or a block (Triton) by it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -27,6 +27,7 @@ class Reduction:
     with_index: the result is the int64 position of the first extreme element along the flattened
         reduction variables, in place of the element (NaN is extreme in both).
     over_bool: the name of the reduction that means the same on truth values; None is its own.
+    of_products: its elements are products, which may join the sum without being rounded first.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Reduction:
     begin: Identity
     with_index: bool = False
     over_bool: str | None = None
+    of_products: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -98,6 +100,7 @@ class Reduction:
 
 
 SUM = Reduction("sum", "add", "zero", over_bool="any")
+SUM_OF_PRODUCTS = replace(SUM, of_products=True)
 PROD = Reduction("prod", "mul", "one", over_bool="all")
 MAX = Reduction("max", "maximum", "least", over_bool="any")
 MIN = Reduction("min", "minimum", "greatest", over_bool="all")

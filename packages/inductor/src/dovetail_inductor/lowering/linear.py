@@ -88,14 +88,16 @@ def convolution_plus_channels(ctx: Context, node: fx.Node, args: Sequence[Any]) 
     whole = by_channel and all(user.op == "output" for user in node.users)
     product = extern_call(ctx, node, args if whole else (*args[:2], None, *args[3:]), {})
     assert isinstance(product, Value)
-    if whole:
-        return product
-    rank = len(product.shape)
+    return product if whole else plus_channels(ctx, node, product, bias)
+
+
+def plus_channels(ctx: Context, node: fx.Node, product: Value, bias: Value) -> Value:
+    """A convolution's result and its bias, for the kernels that read it."""
 
     def channel(indices: Indices, mask: Expr | None) -> Expr:
         return ctx.load(bias, indices[1:2], mask)
 
-    ones = (1,) * (rank - 2)
+    ones = (1,) * (len(product.shape) - 2)
     shape, stride = (1, *bias.shape, *ones), (0, 1, *(0 for _ in ones))
     rows = Value(shape, stride, bias.dtype, bias.device, node.name, loader=channel)
     return pointwise(

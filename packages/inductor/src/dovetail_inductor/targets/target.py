@@ -95,6 +95,7 @@ class Library:
         ours can do beside other work.
     multiplications_without_packing: up to so many, its products are faster than its convolutions,
         which pack their operands first.
+    leads_by_channel: its convolutions of one channel a group are faster than loops.
     multiplies_alone, attends_alone: there are no kernels of ours for products or for attention.
     """
 
@@ -103,6 +104,7 @@ class Library:
     wants_aligned_rows: bool
     convolves_in_steps: bool
     multiplications_without_packing: int
+    leads_by_channel: bool
     multiplies_alone: bool
     attends_alone: bool
 

@@ -51,6 +51,7 @@ LIBRARY = Library(
     wants_aligned_rows=False,
     convolves_in_steps=False,
     multiplications_without_packing=1 << 24,
+    leads_by_channel=False,
     multiplies_alone=True,
     attends_alone=True,
 )

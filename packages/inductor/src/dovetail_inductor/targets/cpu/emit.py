@@ -16,6 +16,7 @@ from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
 from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
+from dovetail_inductor.targets.cpu.register_tiles import Tiles, TileWriter, find_tiles
 from dovetail_inductor.targets.cpu.segments import Segment, ShortLoops, segments_of, short_loops
 from dovetail_inductor.targets.cpu.shape import (
     TILE_BYTES,
@@ -50,6 +51,9 @@ def emit_kernel(
     builder: Builder, kernel: FusedKernel, buffers: Mapping[str, Buffer], simd_bytes: int
 ) -> tuple[CppSource, KernelShape]:
     """C++ for a kernel, and the loops that were chosen for it."""
+    tiles = find_tiles(builder, kernel, simd_bytes)
+    if tiles is not None:
+        return _Emitter(kernel, tiles.shape, buffers, tiles=tiles).run(), tiles.shape
     short = short_loops(builder, kernel)
     shape = choose_shape(short.kernel, simd_bytes)
     by_lane = shape.vector is not None and any(
@@ -97,10 +101,12 @@ class _Emitter:
         kernel: FusedKernel,
         shape: KernelShape,
         buffers: Mapping[str, Buffer],
-        ends: Mapping[int, Index],
-        segments: Sequence[Segment],
+        ends: Mapping[int, Index] = {},
+        segments: Sequence[Segment] = (),
+        tiles: Tiles | None = None,
     ) -> None:
         self.kernel = kernel
+        self.tiles = tiles
         self.ends = ends
         self.segments = segments
         self.segment: Segment | None = None  # the one that is written
@@ -133,15 +139,16 @@ class _Emitter:
     def run(self) -> CppSource:
         w = self.writer
         w.open(self.shape.items)
-        if self.kernel.columns:
+        if self.tiles is not None:
+            TileWriter(self.tiles, w, self.place).run()
+        elif self.kernel.columns:
             self._row_kernel()
         else:
             self._pass(self.full, [])
         body = w.close()
-        head = ["  for (int64_t item = begin; item < end; ++item) {"]
+        loop = "  for (int64_t item = begin; item < end; ++item) {"
         item = without_unread([*decode_item(self.shape), *self._ends(), *body])
-        lines = [*self.heap, *head, *(f"    {line}" for line in item), "  }", "}"]
-        text = "\n".join(lines)
+        text = "\n".join([*self.heap, loop, *(f"    {line}" for line in item), "  }", "}"])
         symbols = names_in(text)
         parts, text = name_parts(text)
         sizes = "const int64_t* sizes" if symbols else "const int64_t*"
@@ -156,11 +163,9 @@ class _Emitter:
         for place, symbol in enumerate(symbols):
             head.append(f"  const int64_t size_{symbol} = sizes[{place}];")
         head += [f"  const int64_t {name} = {part};" for name, part in parts.items()]
-        for buffer, name in self.pointers.items():
-            head.append(
-                f"  auto {name} = ({STORAGE[self.buffers[buffer].dtype]}*)"
-                f"pointers[{list(self.pointers).index(buffer)}];"
-            )
+        for place, (buffer, name) in enumerate(self.pointers.items()):
+            kind = STORAGE[self.buffers[buffer].dtype]
+            head.append(f"  auto {name} = ({kind}*)pointers[{place}];")
         return CppSource("\n".join([*head, text]) + "\n", tuple(self.pointers), symbols)
 
     def _ends(self) -> list[str]:

@@ -53,9 +53,11 @@ class Segment:
         return index.substitute(at, lambda value: value)
 
 
-def segments_of(builder: Builder, kernel: FusedKernel, v: Var) -> tuple[Segment, ...]:
-    """The segments of the loop over `v`; none where there would be too many or too short ones, or
-    the kernel has a form that takes its loops whole."""
+def segments_of(
+    builder: Builder, kernel: FusedKernel, v: Var, short: bool = False
+) -> tuple[Segment, ...]:
+    """The segments of the loop over `v`; none where there would be too many or (unless `short` ones
+    will do) too short ones, or the kernel has a form that takes its loops whole."""
     if is_symbolic(v.size) or any(
         nest.scatter is not None or nest.scan is not None or nest.with_index
         for nest in kernel.nests
@@ -77,7 +79,7 @@ def segments_of(builder: Builder, kernel: FusedKernel, v: Var) -> tuple[Segment,
         if len(open_) + len(found) > MOST_SEGMENTS:
             return ()
     cost = sum(count(nest.values).cost + 1 for one in found for nest in one.nests)
-    if v.size < LEAST_LENGTH * len(found) or cost > MOST_COST:
+    if not short and (v.size < LEAST_LENGTH * len(found) or cost > MOST_COST):
         return ()
     return tuple(found)
 
@@ -89,10 +91,12 @@ def _cuts(segment: Segment) -> list[int]:
         if len(place.terms) != 1 or is_symbolic(place.const):
             continue
         atom, step = place.terms[0]
-        if not isinstance(atom, Var) or atom.id != v.id or step not in (1, -1):
+        if not isinstance(atom, Var) or atom.id != v.id or is_symbolic(step):
             continue
-        # (v + c < b) changes at b - c; (c - v < b), which is (v > c - b), at c - b + 1.
-        at = (bound - place.const) * step + _BOUNDARY[op] * step + (step < 0)
+        # (s*v + c < b) changes at (b - c) / s, rounded up; (c - s*v < b), which is
+        # (v > (c - b) / s), at the next whole number.
+        beyond = bound + _BOUNDARY[op] - place.const
+        at = -(-beyond // step) if step > 0 else -beyond // -step + 1
         if 0 < at < v.size:
             found.add(at)
     return sorted(found)

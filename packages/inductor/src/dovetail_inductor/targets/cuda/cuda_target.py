@@ -58,6 +58,7 @@ LIBRARY = Library(
     wants_aligned_rows=True,
     convolves_in_steps=True,
     multiplications_without_packing=0,
+    leads_by_channel=True,
     multiplies_alone=False,
     attends_alone=False,
 )
