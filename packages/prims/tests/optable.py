@@ -122,11 +122,15 @@ def _calls_of_code(code: types.CodeType, names: Mapping[str, Any], seen: set[int
     for at, load in enumerate(loads):
         if load.opname != "LOAD_GLOBAL":
             continue
-        if load.argval == "aten":
+        name, found = load.argval, names.get(load.argval, len)
+        if isinstance(found, types.ModuleType) and name != "aten":
+            at += 1  # (a helper that is named by its module)
+            name, found = loads[at].argval, getattr(found, str(loads[at].argval), len)
+        if name == "aten":
             op, variant = (str(i.argval) for i in loads[at + 1 : at + 3])
             yield f"{op}.{variant}" if overload(f"{op}.{variant}") else f"{op}.default"
         else:
-            yield from _calls(names.get(load.argval, len), seen)
+            yield from _calls(found, seen)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _calls_of_code(constant, names, seen)

@@ -6,15 +6,7 @@ import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 
-from dovetail.settings.torch_settings import (
-    TORCH_SETTINGS,
-    ChangesNothing,
-    Refused,
-    SetsArgument,
-    SetsOption,
-    SetsSwitch,
-    Setting,
-)
+from dovetail.settings import torch_settings
 
 # Older names of settings.
 _ALIASES: Mapping[str, str] = {
@@ -22,21 +14,23 @@ _ALIASES: Mapping[str, str] = {
     "accumulated_cache_size_limit": "accumulated_recompile_limit",
 }
 
-TABLE: Mapping[str, Setting] = {
-    name: Setting(name, module, default, meaning)
-    for module, rows in TORCH_SETTINGS.items()
+TABLE: Mapping[str, torch_settings.Setting] = {
+    name: torch_settings.Setting(name, module, default, meaning)
+    for module, rows in torch_settings.TORCH_SETTINGS.items()
     for meaning, defaults in rows
     for name, default in defaults.items()
 }
 NAMES: tuple[str, ...] = (*TABLE, *_ALIASES)
 # Those that calls of `compile` ask for.
-OF_CALLS: tuple[Setting, ...] = tuple(
-    row for row in TABLE.values() if isinstance(row.meaning, SetsOption | SetsArgument)
+OF_CALLS: tuple[torch_settings.Setting, ...] = tuple(
+    row
+    for row in TABLE.values()
+    if isinstance(row.meaning, torch_settings.SetsOption | torch_settings.SetsArgument)
 )
 GROUPS: frozenset[str] = frozenset(name.split(".")[0] for name in TABLE if "." in name)
 
 
-def find_setting(name: str) -> Setting | None:
+def find_setting(name: str) -> torch_settings.Setting | None:
     """The setting of this name, or of this older one."""
     return TABLE.get(_ALIASES.get(name, name))
 
@@ -47,13 +41,15 @@ def near_names(name: object, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
 
 
-def check_value(setting: Setting, value: object) -> None:
+def check_value(setting: torch_settings.Setting, value: object) -> None:
     """Raise for a value that cannot be had: TypeError for one of another type than the default,
     where the setting has an effect; ValueError where only the default can be had."""
     meaning = setting.meaning
-    if isinstance(meaning, Refused) and value != setting.default:
+    if isinstance(meaning, torch_settings.Refused) and value != setting.default:
         raise ValueError(f"{setting.name}={value!r} cannot be honoured: {meaning.reason}")
-    if isinstance(meaning, SetsOption | SetsSwitch | SetsArgument):
+    if isinstance(
+        meaning, torch_settings.SetsOption | torch_settings.SetsSwitch | torch_settings.SetsArgument
+    ):
         wanted = type(setting.default)
         numbers = wanted is float and type(value) is int
         if type(value) is not wanted and not numbers:
@@ -62,9 +58,9 @@ def check_value(setting: Setting, value: object) -> None:
             )
 
 
-def ineffective(setting: Setting, value: object) -> str | None:
+def ineffective(setting: torch_settings.Setting, value: object) -> str | None:
     """What to warn of: the setting is accepted, and nothing follows from it."""
-    if isinstance(setting.meaning, ChangesNothing) and value != setting.default:
+    if isinstance(setting.meaning, torch_settings.ChangesNothing) and value != setting.default:
         return f"{setting.name}={value!r} changes nothing here: {setting.meaning.reason}"
     return None
 
@@ -88,7 +84,7 @@ def options_of(values: Mapping[str, object]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in values.items():
         setting = find_setting(name)
-        if setting is not None and isinstance(setting.meaning, SetsOption):
+        if setting is not None and isinstance(setting.meaning, torch_settings.SetsOption):
             field = setting.meaning.field
             found[field] = True if found.get(field) is True else value
     return found
@@ -99,7 +95,7 @@ def switches_of(values: Mapping[str, object]) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for name, value in values.items():
         setting = find_setting(name)
-        if setting is not None and isinstance(setting.meaning, SetsSwitch):
+        if setting is not None and isinstance(setting.meaning, torch_settings.SetsSwitch):
             switch = setting.meaning.switch
             found[switch] = found.get(switch, False) or bool(value)
     return found

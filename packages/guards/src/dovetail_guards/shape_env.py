@@ -16,18 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dovetail_guards import expr as e
+from dovetail_guards import float_expr
 from dovetail_guards import relations as rel
 from dovetail_guards.assumptions import Assumptions, Decision, relations_to_guard
 from dovetail_guards.clauses import ConstantIs, ShapeRelation
-from dovetail_guards.float_expr import (
-    EXACT,
-    INFINITE_KEY,
-    INPUT,
-    ROUNDINGS,
-    ComputedSource,
-    FloatExpr,
-    key_of,
-)
 from dovetail_guards.learned import Learned, OpenSizes, age
 from dovetail_guards.ranges import Bound, Range
 from dovetail_guards.source import Source
@@ -122,8 +114,8 @@ class ShapeEnv:
         self._by_source: dict[Source, e.Expr] = {}
         # Makes an input of a whole number that is rounded from a float; None where none is to be.
         self.make_input: Callable[[Source, int, e.Expr], None] | None = None
-        self._rounded: dict[tuple[str, FloatExpr], e.Expr] = {}
-        self._truths: dict[FloatExpr, bool] = {}  # of comparisons of floats
+        self._rounded: dict[tuple[str, float_expr.FloatExpr], e.Expr] = {}
+        self._truths: dict[float_expr.FloatExpr, bool] = {}  # of comparisons of floats
 
     # --- symbols ------------------------------------------------------------------------------
 
@@ -218,27 +210,27 @@ class ShapeEnv:
         names = self.replace(value).free_symbols()
         return not self.given.isdisjoint(names) and self.unbacked.isdisjoint(names)
 
-    def create_float(self, hint: float, source: Source) -> FloatExpr | float:
+    def create_float(self, hint: float, source: Source) -> float_expr.FloatExpr | float:
         """What stands for a float input; NaN and -0.0, which keys do not tell, stay numbers."""
         known = self._by_source.get(source)
         if known is None:
             if hint != hint or (hint == 0 and str(hint)[0] == "-"):
                 return hint
             name = f"f{len(self.hints) + len(self.unbacked)}"
-            self.hints[name], self.sources[name] = key_of(hint), source
+            self.hints[name], self.sources[name] = float_expr.key_of(hint), source
             self.floats[name] = hint
             self.facts.set_range(name, Range())
             self._least[name] = -_INF
             known = self._by_source[source] = e.symbol(name)
-            self._assume(rel.ge(known, -INFINITE_KEY), "not NaN")
-            self._assume(rel.le(known, INFINITE_KEY), "not NaN")
-        return FloatExpr(INPUT, (known,))
+            self._assume(rel.ge(known, -float_expr.INFINITE_KEY), "not NaN")
+            self._assume(rel.le(known, float_expr.INFINITE_KEY), "not NaN")
+        return float_expr.FloatExpr(float_expr.INPUT, (known,))
 
-    def create_rounded(self, how: str, value: FloatExpr) -> e.Expr | None:
+    def create_rounded(self, how: str, value: float_expr.FloatExpr) -> e.Expr | None:
         """The expression that stands for a rounded float, of sizes and inputs; None where it can
         only be tied to its value in this call."""
         settled = value.replace(self.replace)
-        if not isinstance(settled, FloatExpr):
+        if not isinstance(settled, float_expr.FloatExpr):
             return None
         known = self._rounded.get((how, settled))
         names = sorted(settled.free_symbols())
@@ -247,21 +239,21 @@ class ShapeEnv:
         if not (self.unbacked | self.undecided).isdisjoint(names):
             return None
         try:
-            hint = ROUNDINGS[how](settled.evaluate(self.hints))
+            hint = float_expr.ROUNDINGS[how](settled.evaluate(self.hints))
         except (ArithmeticError, ValueError):  # as the program says when it comes to it
             return None
-        if hint in (0, 1) or abs(hint) > EXACT:
+        if hint in (0, 1) or abs(hint) > float_expr.EXACT:
             return None
         source = self._computed(how, settled)
         known = self._rounded[how, settled] = self.create_int(hint, source)
         self.make_input(source, hint, known)
         return known
 
-    def guard_truth(self, comparison: FloatExpr) -> bool | None:
+    def guard_truth(self, comparison: float_expr.FloatExpr) -> bool | None:
         """The truth of a comparison of floats in this call, guarded by computing it again; None
         where it depends on data."""
         settled = comparison.replace(self.replace)
-        if not isinstance(settled, FloatExpr):
+        if not isinstance(settled, float_expr.FloatExpr):
             return bool(settled)
         known = self._truths.get(settled)
         if known is None and (self.unbacked | self.undecided).isdisjoint(settled.free_symbols()):
@@ -273,9 +265,11 @@ class ShapeEnv:
             self._assume(rel.eq(e.symbol(name), int(known)), "floats are compared")
         return known
 
-    def _computed(self, how: str, value: FloatExpr) -> ComputedSource:
+    def _computed(self, how: str, value: float_expr.FloatExpr) -> float_expr.ComputedSource:
         names = sorted(value.free_symbols())
-        return ComputedSource(how, value, tuple((name, self.sources[name]) for name in names))
+        return float_expr.ComputedSource(
+            how, value, tuple((name, self.sources[name]) for name in names)
+        )
 
     def relate_stride(self, stride: e.Expr, source: Source) -> None:
         """A guard that the stride at `source` is this expression over the sizes."""
@@ -291,12 +285,12 @@ class ShapeEnv:
         self.facts.set_range(name, bounds if bounds is not None else Range(0, _INF))
         return e.symbol(name)
 
-    def create_unbacked_float(self, keys: Range | None = None) -> FloatExpr:
+    def create_unbacked_float(self, keys: Range | None = None) -> float_expr.FloatExpr:
         """A symbol for a float known only at run time; `keys` are the limits of its key."""
         symbol = self.create_unbacked(keys or Range())
         assert symbol.symbol_name is not None
         self.floats[symbol.symbol_name] = float("nan")
-        return FloatExpr(INPUT, (symbol,))
+        return float_expr.FloatExpr(float_expr.INPUT, (symbol,))
 
     # --- asking -------------------------------------------------------------------------------
 
@@ -528,7 +522,7 @@ class ShapeEnv:
 
     # --- torch values -------------------------------------------------------------------------
 
-    def symfloat(self, expr: FloatExpr | float) -> Any:
+    def symfloat(self, expr: float_expr.FloatExpr | float) -> Any:
         """A float, or a `torch.SymFloat` over the expression."""
         from dovetail_guards.sym_node import to_symfloat
 

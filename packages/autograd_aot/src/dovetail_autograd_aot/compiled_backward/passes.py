@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dovetail_autograd_aot.aot_log import BackwardReport
 from dovetail_autograd_aot.calls.graph_calls import run_consuming
+from dovetail_autograd_aot.compiled_backward import sizes
 from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
@@ -24,13 +25,6 @@ from dovetail_autograd_aot.compiled_backward.node_state import as_key
 from dovetail_autograd_aot.compiled_backward.opaque import Deviation, Frame, running
 from dovetail_autograd_aot.compiled_backward.program import LeafAction, Program, accumulate
 from dovetail_autograd_aot.compiled_backward.recorder import record, replaced
-from dovetail_autograd_aot.compiled_backward.sizes import (
-    Compiled,
-    Compiler,
-    Family,
-    Recorded,
-    take_apart,
-)
 from dovetail_autograd_aot.native import nodes_module
 
 Engine = Callable[..., Any]
@@ -54,7 +48,7 @@ class Pass:
     engine runs such passes, because of `reason`."""
 
     program: Program | None = None
-    compiled: Compiled | None = None
+    compiled: sizes.Compiled | None = None
     numbers: tuple[Any, ...] = ()
     reason: str = ""
 
@@ -65,7 +59,9 @@ class Structure:
 
     passes: dict[Any, Pass] = field(default_factory=dict)  # by numbers and scalars, newest last
     by_sizes: dict[Any, ScalarPasses] = field(default_factory=dict)  # by numbers
-    records: dict[Any, list[tuple[Scalars, Recorded]]] = field(default_factory=dict)  # by numbers
+    records: dict[Any, list[tuple[Scalars, sizes.Recorded]]] = field(
+        default_factory=dict
+    )  # by numbers
     graphs: int = 0
     deviations: int = 0
     reason: str = ""  # why the engine runs all such passes from now on
@@ -86,7 +82,7 @@ class Structure:
                 return Pass(for_scalars.program, for_scalars.compiled, numbers)
         return None
 
-    def add(self, described: Description, made: Pass, recorded: Recorded | None) -> None:
+    def add(self, described: Description, made: Pass, recorded: sizes.Recorded | None) -> None:
         """Keep a pass for calls like this one, and for others if it tells about them."""
         self.passes[described.numbers, tuple(map(as_key, described.scalars))] = made
         if len(self.passes) > MAX_PASSES:
@@ -106,11 +102,11 @@ class Structure:
 class PassCache:
     """Runs backward passes: the first of its kind is recorded and compiled, others are replayed."""
 
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: sizes.Compiler) -> None:
         self.compiler = compiler
         self.report = BackwardReport()
         self.structures: dict[Any, Structure] = {}  # the last used last
-        self.families: dict[Any, Family] = {}  # by skeleton, the last used last
+        self.families: dict[Any, sizes.Family] = {}  # by skeleton, the last used last
         self._lock = ProcessLock()
 
     def run(self, call: EngineCall, engine: Engine) -> Any:
@@ -148,9 +144,9 @@ class PassCache:
             return result
         self.report.recorded += 1
         with self._lock:
-            found = take_apart(program, described.tensors)
+            found = sizes.take_apart(program, described.tensors)
             family = _last_used(
-                self.families, found.skeleton, MAX_STRUCTURES, lambda: Family(found.skeleton)
+                self.families, found.skeleton, MAX_STRUCTURES, lambda: sizes.Family(found.skeleton)
             )
             found = replace(found, skeleton=family.skeleton)  # (one object for all)
             made = self._compile(program, found, family, described, structure)
@@ -160,8 +156,8 @@ class PassCache:
     def _compile(
         self,
         program: Program,
-        found: Recorded,
-        family: Family,
+        found: sizes.Recorded,
+        family: sizes.Family,
         described: Description,
         structure: Structure,
     ) -> Pass:
@@ -324,8 +320,8 @@ class ScalarPasses:
     in `groups` equal values."""
 
     program: Program
-    compiled: Compiled
-    recorded: Recorded
+    compiled: sizes.Compiled
+    recorded: sizes.Recorded
     sources: dict[int, int]
     same: dict[int, Any]
     groups: tuple[tuple[int, ...], ...]
@@ -345,7 +341,7 @@ class ScalarPasses:
 
 
 def scalar_passes(
-    program: Program, compiled: Compiled, records: Sequence[tuple[Scalars, Recorded]]
+    program: Program, compiled: sizes.Compiled, records: Sequence[tuple[Scalars, sizes.Recorded]]
 ) -> ScalarPasses | None:
     """From records of one structure with equal sizes (the last that of `program`), if they tell."""
     recorded = records[-1][1]

@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode_temporarily
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dovetail_autograd_aot.compiled_backward import opaque
+from dovetail_autograd_aot.compiled_backward import opaque, program
 from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
@@ -32,13 +32,6 @@ from dovetail_autograd_aot.compiled_backward.description import (
     Slot,
 )
 from dovetail_autograd_aot.compiled_backward.node_state import alias_key
-from dovetail_autograd_aot.compiled_backward.program import (
-    LeafAction,
-    LeafStep,
-    Program,
-    drop_unused,
-    output_of,
-)
 from dovetail_autograd_aot.graph.op_info import OpKind, draws_random_numbers, op_info
 from dovetail_autograd_aot.native import nodes_module
 
@@ -276,48 +269,48 @@ class _Recorder(DispatchMode):
 
     # --- the program ------------------------------------------------------------------------------
 
-    def finish(self, result: Any) -> Program:
+    def finish(self, result: Any) -> program.Program:
         """What was written down."""
         outputs: list[Node] = []
         returned = None
         if isinstance(result, tuple):
             returned = tuple(
-                None if t is None else output_of(self._lookup(t), outputs) for t in result
+                None if t is None else program.output_of(self._lookup(t), outputs) for t in result
             )
         values = [self._leaf(i, outputs) for i in range(len(self.described.leaves))]
         order = {node: i for i, node in enumerate(self.graph.nodes)}
         values.sort(key=lambda pair: order[pair[1]] if pair[1] is not None else -1)
         kept = [n for n in self.graph.nodes if _has_effect(n) and n not in self.moved]
-        drop_unused(self.graph, [*kept, *outputs])
+        program.drop_unused(self.graph, [*kept, *outputs])
         self.graph.output(tuple(outputs))
         steps = tuple(step for step, _ in values)
         passed = tuple(self.described.passed)
-        return Program(self.graph, returned, steps, self.opaque, passed)
+        return program.Program(self.graph, returned, steps, self.opaque, passed)
 
-    def _leaf(self, number: int, outputs: list[Node]) -> tuple[LeafStep, Node | None]:
+    def _leaf(self, number: int, outputs: list[Node]) -> tuple[program.LeafStep, Node | None]:
         """How a leaf's gradient comes about, and the node that says when."""
         leaf = self.described.leaves[number]
         value = self.leaf_values.get(number, leaf.variable.grad)
         slots = tuple(self.leaf_calls.get(number, ()))
         given = -1
         if number in self.leaf_given:
-            given = output_of(self.leaf_given[number], outputs)
+            given = program.output_of(self.leaf_given[number], outputs)
         node: Node | None = None
-        action, output = LeafAction.NONE, -1
+        action, output = program.LeafAction.NONE, -1
         if value is None and leaf.grad is not None:
             raise NotCapturable("a gradient went away during the backward")
         if value is not None and value is not leaf.grad:
             node = self._lookup(value)
-            action, output = LeafAction.SET, output_of(node, outputs)
+            action, output = program.LeafAction.SET, program.output_of(node, outputs)
             if leaf.grad is not None:
                 raise NotCapturable("a gradient was replaced, not added to")
         elif value is not None:
             node = self.known.get(value)
             if node is not None and node.op != "placeholder":
-                action = LeafAction.IN_GRAPH
+                action = program.LeafAction.IN_GRAPH
                 if self.opaque:
-                    action, output = LeafAction.ADD, self._taken_out(node, value, outputs)
-        return LeafStep(number, action, output, slots, given), node
+                    action, output = program.LeafAction.ADD, self._taken_out(node, value, outputs)
+        return program.LeafStep(number, action, output, slots, given), node
 
     def _taken_out(self, node: Node, grad: Tensor, outputs: list[Node]) -> int:
         """The functions that are called may look at, or change, gradients: they are added to
@@ -327,7 +320,7 @@ class _Recorder(DispatchMode):
         addend = node.args[1]
         assert isinstance(addend, Node)
         self.moved.add(node)
-        return output_of(addend, outputs)
+        return program.output_of(addend, outputs)
 
 
 def _has_effect(node: Node) -> bool:

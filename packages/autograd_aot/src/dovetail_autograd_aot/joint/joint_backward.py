@@ -21,11 +21,7 @@ from dovetail_autograd_aot.joint.primals import Primals
 from dovetail_autograd_aot.joint.user_backwards import UserGradients
 from dovetail_autograd_aot.outputs.output_aliasing import storage_order_strides
 from dovetail_autograd_aot.subclasses.wrapping import Wrapping
-from dovetail_autograd_aot.trace.autograd_queries import (
-    ERRORS_OF_BACKWARDS,
-    paths_between,
-    run_engine,
-)
+from dovetail_autograd_aot.trace import autograd_queries
 from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
 from dovetail_autograd_aot.trace.storage import TracedStorage, TraceError, read, wrap
 
@@ -80,7 +76,7 @@ class JointBackward:
         if not self.roots or not any(leaf is not None for leaf in self.leaves):
             return TracedBackward(none, BackwardFacts(user_code=self.user_gradients.seen))
         tangents = [self._tangent(number) for number in range(len(self.roots))]
-        paths = paths_between(self.roots, self.leaves)
+        paths = autograd_queries.paths_between(self.roots, self.leaves)
         connected = tuple(map(bool, paths.reached))
         for root in self.roots:  # (an input that was written to may be nobody's result)
             self.derivatives.visit(root.grad_fn)
@@ -100,7 +96,7 @@ class JointBackward:
             raise TraceError(_SPARSE) from error
         except RuntimeError as error:
             # Eager tells it in the backward, if there is one.
-            if not any(text in str(error) for text in ERRORS_OF_BACKWARDS):
+            if not any(text in str(error) for text in autograd_queries.ERRORS_OF_BACKWARDS):
                 raise
             self._forget_backward()
             again = self._without_lost(paths.reached)
@@ -180,7 +176,7 @@ class JointBackward:
     ) -> Sequence[Tensor | None]:
         """The engine, from roots to leaves by their numbers."""
         wanted = [leaf for leaf in (self.leaves[i] for i in leaves) if leaf is not None]
-        return run_engine([self.roots[n] for n in roots], tangents, wanted)
+        return autograd_queries.run_engine([self.roots[n] for n in roots], tangents, wanted)
 
     def _lost_of(self, leaf: int) -> int:
         """The roots whose backward to leaf number `leaf` raises an error, as a bit set."""

@@ -24,17 +24,9 @@ from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.boundary import ViewStep
 from dovetail_autograd_aot.graph.op_info import OpKind, op_info
-from dovetail_autograd_aot.trace import metadata_mutations, mutations, node_values, views
+from dovetail_autograd_aot.trace import metadata_mutations, mutations, node_values, storage, views
 from dovetail_autograd_aot.trace.derivative_fixes import fills_in_place
 from dovetail_autograd_aot.trace.node_recorder import NodeRecorder, Policy, is_asked, selected
-from dovetail_autograd_aot.trace.storage import (
-    TracedStorage,
-    TraceError,
-    fresh,
-    read,
-    track_of,
-    wrap,
-)
 from dovetail_autograd_aot.trace.storage_writes import as_it_lay, shaped_like
 
 aten = torch.ops.aten
@@ -103,7 +95,7 @@ class Tracer(NodeRecorder, DispatchMode):
         self.set_inputs: dict[int, str | None] = {}  # by `set_`: by which node first
         self.inputs: set[int] = set()  # ids of the traced inputs
         # What the caller sees once the forward has run: a backward's writes would come too late.
-        self.seen_outside: set[TracedStorage] = set()
+        self.seen_outside: set[storage.TracedStorage] = set()
         # Tensors that were written to in ways that no gradient can be told of, why not, and by
         # which nodes.
         self.written_without_gradients: list[tuple[FakeTensor, str, str | None]] = []
@@ -161,7 +153,9 @@ class Tracer(NodeRecorder, DispatchMode):
             return metadata_mutations.resize(self, func, args, kwargs)
         if func in _SETS:
             return metadata_mutations.set_(self, func, *args, **kwargs)
-        raise TraceError(f"{func} changes what a tensor is in place; this cannot be compiled")
+        raise storage.TraceError(
+            f"{func} changes what a tensor is in place; this cannot be compiled"
+        )
 
     def _with_number_as_tensor(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -209,7 +203,7 @@ class Tracer(NodeRecorder, DispatchMode):
             x, mask, number = args
             with self:
                 filled = self.traced(torch.where(mask, number, x))
-            return fresh(shaped_like(self, read(self, filled), self.traced(x)))
+            return storage.fresh(shaped_like(self, storage.read(self, filled), self.traced(x)))
         result = self._decomposed(func, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -226,14 +220,14 @@ class Tracer(NodeRecorder, DispatchMode):
         tensor = self.traced(value)
         if func is aten.detach_.default:
             return tensor
-        track = track_of(tensor)
+        track = storage.track_of(tensor)
         chain = track.chain
         if func is aten.alias.default:
             grad_mode = torch.is_grad_enabled()
             ends = tensor.requires_grad and not grad_mode  # the gradient, here
             if ends or not all(s.grad_mode for s in chain):
                 chain = (*chain, ViewStep(func, (), grad_mode=grad_mode))
-        return wrap(read(self, tensor), track.storage, chain, like=tensor)
+        return storage.wrap(storage.read(self, tensor), track.storage, chain, like=tensor)
 
     def _random(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A sampler, of the default generator."""
@@ -262,7 +256,7 @@ class Tracer(NodeRecorder, DispatchMode):
                 args = (near.all(),)
         elif len(args) > 1:
             message = args[1]
-        condition = read(self, self.traced(args[0]))
+        condition = storage.read(self, self.traced(args[0]))
         self._call(aten._assert_async.msg, (condition, message), {}, None).meta["checked"] = True
         return None if not func._schema.returns else True
 
@@ -270,7 +264,9 @@ class Tracer(NodeRecorder, DispatchMode):
         """Traced tensors with storages of their own for recorded values."""
         if type(result) is Node:
             value = result.meta["val"]
-            return fresh(result) if isinstance(value, FakeTensor) else value  # a symbolic number
+            return (
+                storage.fresh(result) if isinstance(value, FakeTensor) else value
+            )  # a symbolic number
         if isinstance(result, (list, tuple)):
             return type(result)(self.fresh_results(r) for r in result)
         return result
@@ -278,7 +274,7 @@ class Tracer(NodeRecorder, DispatchMode):
     def _own(self, result: Any) -> Any:
         """A decomposition may return an argument, or views of one: the operator returns none."""
         if isinstance(result, Tensor):
-            return fresh(read(self, self.traced(result)))
+            return storage.fresh(storage.read(self, self.traced(result)))
         if isinstance(result, (list, tuple)):
             return type(result)(self._own(r) for r in result)
         return result
@@ -301,14 +297,14 @@ class Tracer(NodeRecorder, DispatchMode):
         held = self.constants[attribute] = value.detach().resolve_conj().resolve_neg()
         node = self.graph.get_attr(attribute)
         node.meta["val"] = from_real(held)
-        tensor = wrap(node, TracedStorage(node, constant=name))
+        tensor = storage.wrap(node, storage.TracedStorage(node, constant=name))
         self._constant_of[id(value)] = (value, tensor)
         return tensor
 
     def nodes(self, value: Any) -> Any:
         """Arguments as the graph takes them: nodes for tensors and symbolic sizes."""
         if type(value) is FakeTensor:
-            return read(self, value)
+            return storage.read(self, value)
         if value is None or type(value) in (int, float, bool, str, torch.dtype, torch.device):
             return value
         if type(value) is tuple or isinstance(value, (list, tuple)):
@@ -318,7 +314,7 @@ class Tracer(NodeRecorder, DispatchMode):
                 else tuple(self.nodes(v) for v in value)
             )
         if isinstance(value, Tensor):
-            return read(self, self.constant(value))
+            return storage.read(self, self.constant(value))
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.sizes.node(value)
         return value
@@ -332,7 +328,7 @@ class Tracer(NodeRecorder, DispatchMode):
         if "generator" not in kwargs:
             return kwargs
         if kwargs["generator"] is not None:
-            raise TraceError(f"{func} with an explicit generator cannot be compiled")
+            raise storage.TraceError(f"{func} with an explicit generator cannot be compiled")
         return {k: v for k, v in kwargs.items() if k != "generator"}
 
     def node_op(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
@@ -344,7 +340,7 @@ class Tracer(NodeRecorder, DispatchMode):
                     *node_values.wrapped(args), **node_values.wrapped_dict(kwargs)
                 )
             if result is not NotImplemented:
-                return read(self, self.traced(result))
+                return storage.read(self, self.traced(result))
         result = self.emit(func, args, kwargs)
         assert type(result) is Node
         return result

@@ -17,14 +17,9 @@ from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.products.find_products import OPERATORS, readers_and_writers
 from dovetail_inductor.products.products import Form, Product, joined
-from dovetail_inductor.scheduler.kernels import (
-    FusedKernel,
-    KernelGraph,
-    ProductKernel,
-    ProductTiles,
-)
+from dovetail_inductor.scheduler import kernels
 
-ANY_TILES = ProductTiles(16, 16, 16, 4, 1)
+ANY_TILES = kernels.ProductTiles(16, 16, 16, 4, 1)
 # The halves of a product begin where vectors of so many numbers do.
 VECTOR = 8
 
@@ -38,9 +33,9 @@ class DualProduct:
     that the graph has not: halves of one product.
     """
 
-    graph: KernelGraph
+    graph: kernels.KernelGraph
     members: tuple[Product, Product]
-    kernel: FusedKernel
+    kernel: kernels.FusedKernel
     reader: int
     positions: frozenset[int]
     buffers: tuple[Buffer, ...] = ()
@@ -51,7 +46,7 @@ class DualProduct:
         batch, m, n, k = self.members[0].sizes
         return batch, m, 2 * n, k
 
-    def in_one(self, tiles: ProductTiles) -> Form | None:
+    def in_one(self, tiles: kernels.ProductTiles) -> Form | None:
         """One kernel of ours; None if its loops are other loops."""
         kernel = self._kernel(tiles)
         if kernel is None:
@@ -59,7 +54,7 @@ class DualProduct:
         own = {buffer.name: buffer for buffer in self.buffers}
         return Form({self.reader: (kernel,)}, self.positions, own)
 
-    def _kernel(self, tiles: ProductTiles) -> ProductKernel | None:
+    def _kernel(self, tiles: kernels.ProductTiles) -> kernels.ProductKernel | None:
         first, second = self.members
         builder, epilogue = self.graph.builder, self.kernel
         pieces = None
@@ -80,7 +75,7 @@ class DualProduct:
             return None
         rows, columns = (pieces.get(v, ()) for v in first.vars)
         tiles = replace(tiles, apart=any(p.multiplication.apart for p in self.members))
-        return ProductKernel(
+        return kernels.ProductKernel(
             epilogue.name,
             *first.operands,
             ((), rows, columns),
@@ -120,13 +115,13 @@ def _pairs(products: Sequence[Product]) -> Iterator[DualProduct]:
                 yield DualProduct(a.graph, (a, b), kernel, reader, positions)
 
 
-def _reading(graph: KernelGraph, positions: set[int]) -> FusedKernel | None:
+def _reading(graph: kernels.KernelGraph, positions: set[int]) -> kernels.FusedKernel | None:
     """The kernel at the only position, if it reads point by point."""
     if len(positions) != 1 or -1 in positions:
         return None
     (position,) = positions
     kernel = graph.steps[position]
-    if not isinstance(kernel, FusedKernel) or kernel.columns:
+    if not isinstance(kernel, kernels.FusedKernel) or kernel.columns:
         return None
     return None if any(nest.scatter is not None for nest in kernel.nests) else kernel
 
@@ -147,7 +142,7 @@ def _halves(products: Sequence[Product]) -> Iterator[DualProduct]:
             yield dual
 
 
-def _apart(product: Product, kernel: FusedKernel) -> DualProduct | None:
+def _apart(product: Product, kernel: kernels.FusedKernel) -> DualProduct | None:
     """A product whose halves its only reader reads at the same place, as two."""
     out, reader = product.out, product.sole_reader
     columns = out.shape[1]

@@ -18,17 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dovetail_prims import fake_tensor
 from dovetail_prims.fake.custom_fakes import registered_fake, run_registered
-from dovetail_prims.fake_tensor import (
-    DataDependentError,
-    FakeStorage,
-    FakeTensor,
-    FakeTensorError,
-    Sizes,
-    UnsupportedTensorError,
-    make,
-    set_metadata,
-)
 from dovetail_prims.shape_rules.layout import pointwise_out
 from dovetail_prims.sizes.data_sizes import data_symbols_are_made
 
@@ -103,10 +94,10 @@ class _MetaTensors:
 
     def __init__(self) -> None:
         self.of_fake: dict[int, Tensor] = {}
-        self.to_fake: dict[int, FakeTensor] = {}
+        self.to_fake: dict[int, fake_tensor.FakeTensor] = {}
         self.device: torch.device | None = None
 
-    def meta(self, fake: FakeTensor) -> Tensor:
+    def meta(self, fake: fake_tensor.FakeTensor) -> Tensor:
         meta = self.of_fake.get(id(fake))
         if meta is None:
             meta = torch.empty_strided(fake._sizes, fake._strides, dtype=fake._dtype, device=_META)
@@ -121,7 +112,7 @@ class _MetaTensors:
             self._see_device(fake)
         return meta
 
-    def _see_device(self, fake: FakeTensor) -> None:
+    def _see_device(self, fake: fake_tensor.FakeTensor) -> None:
         # A 0-dim CPU tensor follows the others' device.
         if self.device is None or (self.device.type == "cpu" and len(fake._sizes) > 0):
             self.device = fake._device
@@ -134,7 +125,7 @@ class _MetaTensors:
         return any(type(n) is not int for n in lengths)
 
     def to_metas(self, value: Any) -> Any:
-        if type(value) is FakeTensor:
+        if type(value) is fake_tensor.FakeTensor:
             return self.meta(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self.to_metas(v) for v in value)
@@ -148,10 +139,12 @@ class _MetaTensors:
             if fake is not None:
                 return fake
             if value.layout is not torch.strided:
-                raise UnsupportedTensorError(f"no fake for layout {value.layout} ({func})")
+                raise fake_tensor.UnsupportedTensorError(
+                    f"no fake for layout {value.layout} ({func})"
+                )
             storage = _shared_storage(value, self) if views else None
             sizes, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-            return make(sizes, strides, value.dtype, device, offset, storage)
+            return fake_tensor.make(sizes, strides, value.dtype, device, offset, storage)
         if isinstance(value, (list, tuple)):
             return type(value)(self.to_fakes(v, device, views, func) for v in value)
         return value
@@ -166,16 +159,16 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     if func._schema.name in ("aten::equal", "aten::allclose") and data_symbols_are_made():
         return True  # C++ asks (captured programs ask otherwise), and raises if it does not hold
     if reads_data or (takes_mask and _has_mask(args[1])):
-        raise DataDependentError(str(func))
+        raise fake_tensor.DataDependentError(str(func))
     if composite:
         return func.decompose(*args, **kwargs)
     if _only_writes(func):
         return None
     if _may_read_data(func):
-        raise FakeTensorError(f"{func} has neither a shape rule nor a meta kernel")
+        raise fake_tensor.FakeTensorError(f"{func} has neither a shape rule nor a meta kernel")
     for value in (*args, *kwargs.values()):
         if type(value) is torch.dtype and value in _QUANTIZED:
-            raise UnsupportedTensorError(f"no fake for dtype {value} ({func})")
+            raise fake_tensor.UnsupportedTensorError(f"no fake for dtype {value} ({func})")
     metas = _MetaTensors()
     explicit = kwargs.get("device")
     if any(a.name == "device" for a in func._schema.arguments):
@@ -191,7 +184,7 @@ def run_on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
             else:
                 result = func(*meta_args, **meta_kwargs)
         except NotImplementedError as error:
-            raise FakeTensorError(
+            raise fake_tensor.FakeTensorError(
                 f"{func} has neither a shape rule nor a meta kernel: {error}"
             ) from error
         except (RuntimeError, AttributeError):
@@ -224,23 +217,23 @@ def _refuse_as_meta_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, A
             func(*args, **kwargs)
 
 
-def _broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensor:
+def _broadcast(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_tensor.FakeTensor:
     """The result of a pointwise op on symbolic sizes: of the dtype that the meta kernel gives for
     tensors of one element."""
     single = pytree.tree_map_only(
-        FakeTensor,
+        fake_tensor.FakeTensor,
         lambda t: torch.empty((1,) * len(t._sizes), dtype=t._dtype, device=_META),
         (args, kwargs),
     )
     with _DisableDispatch(), _DisableFunction():
         dtype = func(*single[0], **single[1]).dtype
-    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is FakeTensor]
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is fake_tensor.FakeTensor]
     return pointwise_out(tensors, dtype, has_number=len(tensors) < len(args))
 
 
 def _at_this_call(value: Any) -> Any:
     """A meta tensor for a fake, a number for a symbolic one; None where only the data tells it."""
-    if type(value) is FakeTensor:
+    if type(value) is fake_tensor.FakeTensor:
         sizes, strides = map(_at_this_call, value._sizes), map(_at_this_call, value._strides)
         layout = (tuple(sizes), tuple(strides))
         if any(n is None for numbers in layout for n in numbers):
@@ -262,12 +255,15 @@ def _taken_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     with FakeMode():
         result = NotImplemented if entry is None else entry(*args, **kwargs)
     if result is NotImplemented:
-        raise FakeTensorError(f"{func}: PyTorch's meta kernel takes no symbolic sizes")
+        raise fake_tensor.FakeTensorError(f"{func}: PyTorch's meta kernel takes no symbolic sizes")
     return result
 
 
 def _has_mask(indices: Any) -> bool:
-    return any(isinstance(i, FakeTensor) and i._dtype in (torch.bool, torch.uint8) for i in indices)
+    return any(
+        isinstance(i, fake_tensor.FakeTensor) and i._dtype in (torch.bool, torch.uint8)
+        for i in indices
+    )
 
 
 def _find_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
@@ -298,7 +294,7 @@ def _on_meta_device(
     return args, kwargs
 
 
-def _shared_storage(value: Tensor, metas: _MetaTensors) -> FakeStorage | None:
+def _shared_storage(value: Tensor, metas: _MetaTensors) -> fake_tensor.FakeStorage | None:
     """The storage of the argument that `value` is a view of, if any."""
     storage = value.untyped_storage()._cdata
     for meta in metas.of_fake.values():
@@ -312,7 +308,7 @@ def _shared_storage(value: Tensor, metas: _MetaTensors) -> FakeStorage | None:
 _KEEP_SHAPES = frozenset({"aten::arange", "aten::linspace", "aten::logspace"})
 
 
-def _counts_agree(fake: FakeTensor, meta: Tensor) -> bool:
+def _counts_agree(fake: fake_tensor.FakeTensor, meta: Tensor) -> bool:
     return bool(math.prod(fake._sizes) == meta.numel())
 
 
@@ -328,13 +324,13 @@ def _update_written(
         name = func._schema.arguments[i].name
         value = args[i] if i < len(args) else kwargs.get(name)
         for fake in value if isinstance(value, (list, tuple)) else (value,):
-            if type(fake) is not FakeTensor:
+            if type(fake) is not fake_tensor.FakeTensor:
                 continue
             meta = metas.of_fake[id(fake)]
             if func._schema.name in _KEEP_SHAPES and _counts_agree(fake, meta):
                 continue
-            sizes: Sizes = tuple(meta.shape)
-            strides: Sizes = meta.stride()
+            sizes: fake_tensor.Sizes = tuple(meta.shape)
+            strides: fake_tensor.Sizes = meta.stride()
             storage = None
             if func._schema.name == "aten::set_":
                 storage = next(
@@ -346,4 +342,4 @@ def _update_written(
                     ),
                     None,
                 )
-            set_metadata(fake, sizes, strides, meta.storage_offset(), storage)
+            fake_tensor.set_metadata(fake, sizes, strides, meta.storage_offset(), storage)

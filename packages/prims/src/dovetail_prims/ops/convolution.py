@@ -11,13 +11,7 @@ import torch
 
 from dovetail_prims.fake_tensor import FakeTensor, Size, Sizes, hint_of, make
 from dovetail_prims.ops.card import library
-from dovetail_prims.shape_rules.layout import (
-    channels_last,
-    fresh,
-    insisted,
-    is_channels_last,
-    suggests_channels_last,
-)
+from dovetail_prims.shape_rules import layout
 from dovetail_prims.shape_rules.layout import contiguous as row_major
 
 
@@ -47,7 +41,7 @@ def convolution_sizes(
         if transposed:
             size = (size - 1) * stride[d] - 2 * padding[d] + kernel + output_padding[d]
         else:
-            if not insisted(size + 2 * padding[d] >= kernel):
+            if not layout.insisted(size + 2 * padding[d] >= kernel):
                 raise RuntimeError(
                     f"Calculated padded input size per channel: ({size + 2 * padding[d]}). Kernel "
                     f"size: ({kernel}). Kernel size can't be greater than actual input size"
@@ -98,10 +92,10 @@ def _output_channels_last(x: FakeTensor, weight: FakeTensor, windows: Windows) -
     elif x._dtype is torch.float64:
         return False  # no vendor library
     if len(x._sizes) == 3:  # run as one over images of one row, after the input is in order
-        return suggests_channels_last(_as_rows(weight)) or suggests_channels_last(
+        return layout.suggests_channels_last(_as_rows(weight)) or layout.suggests_channels_last(
             _as_rows(make(x._sizes, row_major(x._sizes), x._dtype, x._device))
         )
-    return suggests_channels_last(x) or suggests_channels_last(weight)
+    return layout.suggests_channels_last(x) or layout.suggests_channels_last(weight)
 
 
 def _as_rows(x: FakeTensor) -> FakeTensor:
@@ -114,9 +108,9 @@ def _working_strides(sizes: Sizes) -> Sizes:
     """The strides of a tensor of such sizes in the layout that channels-last convolutions use."""
     if len(sizes) == 3:
         n, c, length = sizes
-        s0, s1, _, s2 = channels_last((n, c, 1, length))
+        s0, s1, _, s2 = layout.channels_last((n, c, 1, length))
         return s0, s1, s2
-    return channels_last(sizes)
+    return layout.channels_last(sizes)
 
 
 def convolution(
@@ -145,7 +139,7 @@ def convolution(
         )
     for what, least, given in (("stride", 1, stride), ("padding", 0, padding),
                                ("dilation", 1, dilation)):  # fmt: skip
-        if not all(insisted(number >= least) for number in given):
+        if not all(layout.insisted(number >= least) for number in given):
             sign = "non-positive" if least else "negative"
             raise RuntimeError(f"{sign} {what} is not supported")
     sizes = convolution_sizes(
@@ -154,7 +148,7 @@ def convolution(
     windows = Windows(stride, dilation, transposed, output_padding, groups)
     if len(sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows):
         return make(sizes, _working_strides(sizes), x._dtype, x._device)
-    return fresh(sizes, x._dtype, x._device)
+    return layout.fresh(sizes, x._dtype, x._device)
 
 
 def convolution_backward(
@@ -176,15 +170,15 @@ def convolution_backward(
 
     # PyTorch's own kernels for two dimensions on a CPU leave the weight's gradient in rows if these
     # are as good as channels-last, as of one pixel.
-    either = len(x._sizes) == 4 and is_channels_last(weight._sizes, row_major(weight._sizes))
+    either = len(x._sizes) == 4 and layout.is_channels_last(weight._sizes, row_major(weight._sizes))
     own = either and x._device.type == "cpu" and not _by_onednn(x, weight, windows)
-    weight_last = suggests_channels_last(weight) if own else last
+    weight_last = layout.suggests_channels_last(weight) if own else last
 
     def like(t: FakeTensor, last: bool) -> FakeTensor:
         strides = _working_strides(t._sizes) if last else row_major(t._sizes)
         return make(t._sizes, strides, t._dtype, t._device)
 
-    bias = fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None
+    bias = layout.fresh((grad._sizes[1],), grad._dtype, grad._device) if output_mask[2] else None
     return (
         like(x, last) if output_mask[0] else None,
         like(weight, weight_last) if output_mask[1] else None,

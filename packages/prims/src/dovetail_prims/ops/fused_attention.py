@@ -44,14 +44,7 @@ def _check(q: FakeTensor, k: FakeTensor, v: FakeTensor) -> None:
 
 
 def flash_cpu(
-    q: FakeTensor,
-    k: FakeTensor,
-    v: FakeTensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: FakeTensor | None = None,
-    scale: float | None = None,
+    q: FakeTensor, k: FakeTensor, v: FakeTensor, *rest: Any, **options: Any
 ) -> tuple[FakeTensor, FakeTensor]:
     """`_scaled_dot_product_flash_attention_for_cpu`: output, logsumexp."""
     _check(q, k, v)
@@ -84,10 +77,8 @@ def efficient(
     v: FakeTensor,
     attn_bias: FakeTensor | None,
     compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
+    *rest: Any,
+    **options: Any,
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
     """`_scaled_dot_product_efficient_attention`: output, logsumexp, seed, offset."""
     _check(q, k, v)
@@ -149,8 +140,7 @@ def flash_cuda(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
+    **options: Any,
 ) -> Any:
     """`_scaled_dot_product_flash_attention` on CUDA."""
     if q._device.type == "cpu" or return_debug_mask:
@@ -183,11 +173,8 @@ def cudnn(
     v: FakeTensor,
     attn_bias: FakeTensor | None,
     compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
+    *rest: Any,
+    **options: Any,
 ) -> Any:
     """`_scaled_dot_product_cudnn_attention`: the output's dimensions lie as the query's do."""
     _check(q, k, v)

@@ -11,18 +11,9 @@ import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.ops import common
 from dovetail_prims.ops.card import composed
-from dovetail_prims.ops.common import (
-    along,
-    aten,
-    cast,
-    iota,
-    of_known_sizes,
-    reshape,
-    where,
-    wide,
-    zeros,
-)
+from dovetail_prims.ops.common import aten
 from dovetail_prims.ops.taps import clamped, cubic_slopes, cubic_weights
 from dovetail_prims.shape_rules.layout import equal_sizes, fresh, insisted
 
@@ -90,12 +81,12 @@ def _held(x: Tensor, size: int, padding: int, align_corners: bool) -> tuple[Tens
             flips = aten.floor.default(aten.div.Tensor(distance, span))
             rest = aten.fmod.Scalar(distance, float(span))
             odd = aten.ne.Scalar(aten.fmod.Scalar(flips, 2.0), 0)
-            x = aten.add.Tensor(where(odd, aten.sub.Tensor(float(span), rest), rest), low)
+            x = aten.add.Tensor(common.where(odd, aten.sub.Tensor(float(span), rest), rest), low)
             turns = aten.logical_xor.default(odd, aten.lt.Scalar(shifted, 0))
     within = aten.logical_and.default(aten.gt.Scalar(x, 0), aten.lt.Scalar(x, size - 1))
-    speed = cast(within, x.dtype)
+    speed = common.cast(within, x.dtype)
     if turns is not None:
-        speed = where(turns, aten.neg.default(speed), speed)
+        speed = common.where(turns, aten.neg.default(speed), speed)
     return clamped(x, size), speed
 
 
@@ -136,7 +127,7 @@ def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool) ->
         if mode == CUBIC:
             place, _ = _held(place, size, padding, align_corners)
         inside = aten.logical_and.default(aten.ge.Scalar(place, 0), aten.lt.Scalar(place, size))
-        place = clamped(cast(place, torch.int64), size)  # (that of NaN, too, is some place)
+        place = clamped(common.cast(place, torch.int64), size)  # (that of NaN, too, is some place)
         taps.append(_Tap(place, inside, weight, slope))
     return taps
 
@@ -149,10 +140,10 @@ def _all_taps(
     shape = grid.shape[1:-1]
     taps = []
     for d, size in enumerate(x.shape[2:]):  # (the grid names the last dimension first)
-        own = aten.select.int(wide(grid), -1, rank - 1 - d)
-        own = reshape(own, [x.shape[0], 1, *shape])
+        own = aten.select.int(common.wide(grid), -1, rank - 1 - d)
+        own = common.reshape(own, [x.shape[0], 1, *shape])
         taps.append(_taps(own, size, mode, padding, align_corners))
-    return [along(iota(n, x), d, rank + 2) for d, n in enumerate(x.shape[:2])], taps
+    return [common.along(common.iota(n, x), d, rank + 2) for d, n in enumerate(x.shape[:2])], taps
 
 
 def _product(*factors: Tensor | None) -> Tensor | None:
@@ -175,7 +166,7 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
 def _inside_only(value: Tensor, taps: Iterable[_Tap]) -> Tensor:
     """0 outside of the image"""
     for tap in taps:
-        value = where(tap.inside, value, 0.0)
+        value = common.where(tap.inside, value, 0.0)
     return value
 
 
@@ -188,13 +179,13 @@ def grid_sampler(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Tensor:
     """Each place's neighbours, by distance (all dimensions independent), 0 outside"""
-    x = wide(input)
+    x = common.wide(input)
     lead, by_dim = _all_taps(x, grid, interpolation_mode, padding_mode, align_corners)
     parts = []
     for taps in product(*by_dim):
         read = _inside_only(aten.index.Tensor(x, [*lead, *(t.place for t in taps)]), taps)
         parts.append(_weighed(read, *(t.weight for t in taps)))
-    return cast(_sum(parts), input.dtype)
+    return common.cast(_sum(parts), input.dtype)
 
 
 def grid_sampler_backward(
@@ -207,20 +198,20 @@ def grid_sampler_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """What each place read, weighed and added there; and how the sum grows with the place"""
-    x, grad = wide(input), wide(grad_output)
+    x, grad = common.wide(input), common.wide(grad_output)
     lead, by_dim = _all_taps(x, grid, interpolation_mode, padding_mode, align_corners)
     to_input: Tensor | None = None
     if output_mask[0]:
-        to_input = zeros(x.shape, x)
+        to_input = common.zeros(x.shape, x)
         for taps in product(*by_dim):
             part = _inside_only(_weighed(grad, *(t.weight for t in taps)), taps)
             places = [*lead, *(t.place for t in taps)]
             to_input = aten.index_put.default(to_input, places, part, True)
-        to_input = cast(to_input, input.dtype)
+        to_input = common.cast(to_input, input.dtype)
     if not output_mask[1]:
         return to_input, None
     if interpolation_mode == NEAREST:
-        return to_input, zeros(grid.shape, grid)
+        return to_input, common.zeros(grid.shape, grid)
     reads = [
         (taps, _inside_only(aten.index.Tensor(x, [*lead, *(t.place for t in taps)]), taps))
         for taps in product(*by_dim)
@@ -233,7 +224,7 @@ def grid_sampler_backward(
         )
         number = aten.sum.dim_IntList(aten.mul.Tensor(grad, grown), [1])
         numbers.append(aten.unsqueeze.default(number, -1))
-    return to_input, cast(aten.cat.default(numbers, -1), grid.dtype)
+    return to_input, common.cast(aten.cat.default(numbers, -1), grid.dtype)
 
 
 def cudnn_grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
@@ -251,10 +242,12 @@ def cudnn_grid_sampler_backward(
 # --- cards --------------------------------------------------------------------------------------
 
 CARDS = (
-    composed("grid_sampler_2d", grid_sample, of_known_sizes(grid_sampler)),
-    composed("grid_sampler_3d", grid_sample, of_known_sizes(grid_sampler)),
-    composed("cudnn_grid_sampler", cudnn_grid_sample, of_known_sizes(cudnn_grid_sampler)),
-    composed("grid_sampler_2d_backward", None, of_known_sizes(grid_sampler_backward)),
-    composed("grid_sampler_3d_backward", None, of_known_sizes(grid_sampler_backward)),
-    composed("cudnn_grid_sampler_backward", None, of_known_sizes(cudnn_grid_sampler_backward)),
+    composed("grid_sampler_2d", grid_sample, common.of_known_sizes(grid_sampler)),
+    composed("grid_sampler_3d", grid_sample, common.of_known_sizes(grid_sampler)),
+    composed("cudnn_grid_sampler", cudnn_grid_sample, common.of_known_sizes(cudnn_grid_sampler)),
+    composed("grid_sampler_2d_backward", None, common.of_known_sizes(grid_sampler_backward)),
+    composed("grid_sampler_3d_backward", None, common.of_known_sizes(grid_sampler_backward)),
+    composed(
+        "cudnn_grid_sampler_backward", None, common.of_known_sizes(cudnn_grid_sampler_backward)
+    ),
 )

@@ -30,13 +30,7 @@ def scatter_number(self: Tensor, dim: int, index: Tensor, value: Number) -> Tens
     return aten.scatter.src(self, dim, index, aten.expand.default(one, index.shape))
 
 
-def embedding(
-    weight: Tensor,
-    indices: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
+def embedding(weight: Tensor, indices: Tensor, *rest: Any) -> Tensor:
     """Rows of the weight"""
     return aten.index.Tensor(weight, [indices])
 

@@ -151,8 +151,7 @@ def avg_pool2d(
     stride: Sequence[Size] = (),
     padding: Sequence[Size] = (0, 0),
     ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    *rest: Any,
 ) -> FakeTensor:
     """`avg_pool2d`."""
     _check_pool_input(x)
@@ -204,13 +203,7 @@ def max_unpool2d(self: Tensor, indices: Tensor, output_size: Sequence[int]) -> T
     return formatted(_unpool(self, indices, output_size), suggested_format(self))
 
 
-def max_unpool3d(
-    self: Tensor,
-    indices: Tensor,
-    output_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> Tensor:
+def max_unpool3d(self: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
     """Back where it came from"""
     return _unpool(self, indices, output_size)
 

@@ -13,18 +13,9 @@ from dovetail_prims.ops.common import aten, cast, constant, floating, kind, wher
 from dovetail_prims.ops.operands import filled_like
 from dovetail_prims.ops.values import Value, float_formula, formula, log, sin, trunc, unrounded
 from dovetail_prims.ops.values import where as choose
+from dovetail_prims.shape_rules import pointwise
 from dovetail_prims.shape_rules.copies import angle as angle_shape
 from dovetail_prims.shape_rules.copies import of_cpu
-from dovetail_prims.shape_rules.pointwise import (
-    bool_result,
-    float_function,
-    float_result,
-    itself,
-    itself_if_real,
-    like_operand,
-    real_result,
-    same_dtype,
-)
 
 # --- what PRIMS expresses by others ---------------------------------------------------------------
 
@@ -184,7 +175,7 @@ def entr(x: Value) -> Value:
 
 
 _FLOAT, _BOOL = Result.FLOAT, Result.BOOL
-_DECIMALS = also("decimals", same_dtype, round_decimals)
+_DECIMALS = also("decimals", pointwise.same_dtype, round_decimals)
 
 # (PyTorch's meta kernels of most of these import its compiler.)
 _OF_LIBRARY = (
@@ -194,7 +185,7 @@ _OF_LIBRARY = (
 )  # fmt: skip
 
 CARDS = (
-    unary("abs", "\\|x\\|", shape=real_result, numpy="absolute"),
+    unary("abs", "\\|x\\|", shape=pointwise.real_result, numpy="absolute"),
     unary("neg", "-x", numpy="negative"),
     unary("exp", "e^x", _FLOAT, cost=12, numpy="exp"),
     unary("exp2", "2^x", _FLOAT, cost=12, numpy="exp2"),
@@ -233,22 +224,22 @@ CARDS = (
     unary("logical_not", "x is 0", _BOOL, to_prims=logical_not, numpy="logical_not"),
     unary("isnan", "x differs from itself", _BOOL, to_prims=isnan, numpy="isnan"),
     unary("isinf", "\\|x\\| is infinite", _BOOL, to_prims=isinf, numpy="isinf"),
-    decomposed("isfinite", None, bool_result, in_place=(), numpy="isfinite"),
-    decomposed("square", None, same_dtype, numpy="square"),
-    decomposed("conj_physical", None, itself_if_real),
-    decomposed("positive", None, itself, in_place=(), numpy="positive"),
-    decomposed("deg2rad", deg2rad, float_function, in_place=()),
-    decomposed("rad2deg", rad2deg, float_function, in_place=()),
-    decomposed("sgn", sgn, same_dtype),
-    decomposed("signbit", signbit, bool_result, in_place=()),
-    decomposed("nan_to_num", nan_to_num, like_operand),
-    decomposed("isposinf", isposinf, bool_result, in_place=()),
-    decomposed("isneginf", isneginf, bool_result, in_place=()),
-    decomposed("sinc", sinc, float_result),
-    decomposed("frac", frac, same_dtype),
+    decomposed("isfinite", None, pointwise.bool_result, in_place=(), numpy="isfinite"),
+    decomposed("square", None, pointwise.same_dtype, numpy="square"),
+    decomposed("conj_physical", None, pointwise.itself_if_real),
+    decomposed("positive", None, pointwise.itself, in_place=(), numpy="positive"),
+    decomposed("deg2rad", deg2rad, pointwise.float_function, in_place=()),
+    decomposed("rad2deg", rad2deg, pointwise.float_function, in_place=()),
+    decomposed("sgn", sgn, pointwise.same_dtype),
+    decomposed("signbit", signbit, pointwise.bool_result, in_place=()),
+    decomposed("nan_to_num", nan_to_num, pointwise.like_operand),
+    decomposed("isposinf", isposinf, pointwise.bool_result, in_place=()),
+    decomposed("isneginf", isneginf, pointwise.bool_result, in_place=()),
+    decomposed("sinc", sinc, pointwise.float_result),
+    decomposed("frac", frac, pointwise.same_dtype),
     decomposed("angle", angle, of_cpu(angle_shape), in_place=()),
-    decomposed("special_entr", entr, float_function, in_place=()),
-    *(composed(name, float_function) for name in _OF_LIBRARY),
-    composed("polygamma", lambda n, x: float_function(x)),
-    composed("mvlgamma", lambda x, p: float_function(x)),
+    decomposed("special_entr", entr, pointwise.float_function, in_place=()),
+    *(composed(name, pointwise.float_function) for name in _OF_LIBRARY),
+    composed("polygamma", lambda n, x: pointwise.float_function(x)),
+    composed("mvlgamma", lambda x, p: pointwise.float_function(x)),
 )

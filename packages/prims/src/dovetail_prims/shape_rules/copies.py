@@ -72,7 +72,6 @@ def to_copy(
     dtype: Any = None,
     layout: Any = None,
     device: Any = None,
-    non_blocking: bool = False,
     memory_format: Any = None,
     **options: Any,
 ) -> Any:

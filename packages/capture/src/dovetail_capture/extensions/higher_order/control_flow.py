@@ -23,16 +23,7 @@ from typing import Any, cast
 
 import torch
 
-from dovetail_capture.extensions.higher_order.subgraphs import (
-    Subgraph,
-    captured_function,
-    graph_of,
-    metadata_difference,
-    operands_of,
-    same_sizes,
-    same_structure,
-    told_as,
-)
+from dovetail_capture.extensions.higher_order import subgraphs
 from dovetail_capture.interpreter.library.torch_functions import inner_graphs
 from dovetail_capture.interpreter.machine.machine import Args, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols import inlining
@@ -54,12 +45,12 @@ def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
 # --- both branches --------------------------------------------------------------------------------
 
 
-def _difference(true: Subgraph, false: Subgraph) -> str:
+def _difference(true: subgraphs.Subgraph, false: subgraphs.Subgraph) -> str:
     """How the results of two branches differ, in words; empty if they do not."""
-    if not same_structure(true.template, false.template):
+    if not subgraphs.same_structure(true.template, false.template):
         return "the branches give results of different structure, or different numbers"
     for place, (one, other) in enumerate(zip(true.results, false.results, strict=True)):
-        what = metadata_difference(one.fake, other.fake)
+        what = subgraphs.metadata_difference(one.fake, other.fake)
         if what:
             return f"the branches differ in their result {place}: {what}"
     return ""
@@ -88,11 +79,11 @@ class _Results(torch.autograd.Function):
         return (None, *found)
 
 
-def _node(vm: Interpreter, pred: TensorValue, branches: Sequence[Subgraph]) -> Value:
+def _node(vm: Interpreter, pred: TensorValue, branches: Sequence[subgraphs.Subgraph]) -> Value:
     """Record the node; gives the tuple of its results."""
     recorder = vm.session.recorder
-    operands = operands_of(branches)
-    graphs = [graph_of(branch, operands) for branch in branches]
+    operands = subgraphs.operands_of(branches)
+    graphs = [subgraphs.graph_of(branch, operands) for branch in branches]
     given = [recorder.argument(operand) for operand in operands]
     like = tuple(
         (one.fake, any(v.results[place].fake.requires_grad for v in branches))
@@ -115,7 +106,9 @@ def _as_conditional(
         raise GraphBreakSignal("its predicate must have one element")
     given = list(vm.iterate(operands))
     names = ("the true branch", "the false branch")
-    branches = [captured_function(vm, f, given, w) for f, w in zip(functions, names, strict=True)]
+    branches = [
+        subgraphs.captured_function(vm, f, given, w) for f, w in zip(functions, names, strict=True)
+    ]
     different = _difference(*branches)
     if different:
         raise GraphBreakSignal(different)
@@ -135,7 +128,7 @@ def conditional(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if isinstance(recorder, inner_graphs.InnerRecorder) and recorder.transforms:
         raise GraphBreakSignal("torch.cond inside of a transformed function")
     functions = [given["true_fn"], given["false_fn"]]
-    with told_as(_NO_CONDITIONAL, _CONDITIONAL_HINT):
+    with subgraphs.told_as(_NO_CONDITIONAL, _CONDITIONAL_HINT):
         return _as_conditional(vm, pred, functions, given.get("operands", vm.constant(())))
 
 
@@ -171,12 +164,12 @@ def _as_copied(vm: Interpreter, value: TensorValue) -> TensorValue:
     """A tensor that is laid out as its copy is: what the loop gives if its body never runs."""
     with vm.session.recorder.fake_mode:
         copy: Any = value.fake.clone()
-    if same_sizes(copy._strides, cast(Any, value.fake)._strides):
+    if subgraphs.same_sizes(copy._strides, cast(Any, value.fake)._strides):
         return value
     return cast(TensorValue, vm.record("call_method", "clone", [value], {}))
 
 
-def _asks_truth(condition: Subgraph) -> bool:
+def _asks_truth(condition: subgraphs.Subgraph) -> bool:
     """Does a condition give one tensor of one truth value? (Eager takes no other.)"""
     if type(condition.template) is not inner_graphs.Slot:
         return False
@@ -184,14 +177,14 @@ def _asks_truth(condition: Subgraph) -> bool:
     return fake.dtype is torch.bool and fake.dim() == 0
 
 
-def _check_body(body: Subgraph, carried: list[TensorValue]) -> None:
+def _check_body(body: subgraphs.Subgraph, carried: list[TensorValue]) -> None:
     """Break the graph where a body gives other tensors than it takes."""
     template = body.template
     flat = type(template) is tuple and all(type(item) is inner_graphs.Slot for item in template)
     if not flat or len(template) != len(carried):
         raise GraphBreakSignal(f"its body gives no tuple of {len(carried)} tensors")
     for place, (given, result) in enumerate(zip(carried, body.results, strict=True)):
-        what = metadata_difference(given.fake, result.fake)
+        what = subgraphs.metadata_difference(given.fake, result.fake)
         if what:
             raise GraphBreakSignal(f"what is carried in place {place} changes: {what}")
 
@@ -202,17 +195,17 @@ def _as_loop(
     recorder = vm.session.recorder
     carried = [_as_copied(vm, value) for value in carried]
     given = list[Value](carried)
-    condition = captured_function(vm, condition_fn, given, "the condition", carried=True)
+    condition = subgraphs.captured_function(vm, condition_fn, given, "the condition", carried=True)
     if not _asks_truth(condition):
         raise GraphBreakSignal("its condition gives no tensor of one truth value")
-    body = captured_function(vm, body_fn, given, "the body", carried=True)
+    body = subgraphs.captured_function(vm, body_fn, given, "the body", carried=True)
     _check_body(body, carried)
-    around = operands_of((condition, body))
+    around = subgraphs.operands_of((condition, body))
     if torch.is_grad_enabled():
         taken = [v for v in (*carried, *around) if isinstance(v, TensorValue)]
         if any(value.fake.requires_grad for value in taken):
             raise GraphBreakSignal("it takes a tensor that needs a gradient")
-    graphs = [graph_of(one, around) for one in (condition, body)]
+    graphs = [subgraphs.graph_of(one, around) for one in (condition, body)]
     (predicate,) = graphs[0].graph.find_nodes(op="output")[0].args[0]
     graphs[0].graph.find_nodes(op="output")[0].args = (predicate,)
     graphs[0].recompile()
@@ -232,7 +225,7 @@ def loop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if carried is None or given.keys() != set(names):
         return inlining.inline(vm, while_loop, args, kwargs)
     recorder = vm.session.recorder
-    with told_as(_NO_LOOP, _LOOP_HINT):
+    with subgraphs.told_as(_NO_LOOP, _LOOP_HINT):
         if isinstance(recorder, inner_graphs.InnerRecorder) and recorder.transforms:
             raise GraphBreakSignal("it is inside of a transformed function")
         return _as_loop(vm, given["cond_fn"], given["body_fn"], carried)

@@ -32,7 +32,7 @@ from dovetail_capture.interpreter.protocols.class_attributes import (
     read_mro,
 )
 from dovetail_capture.interpreter.signals import GraphBreakSignal
-from dovetail_capture.interpreter.values import containers
+from dovetail_capture.interpreter.values import containers, functions
 from dovetail_capture.interpreter.values.base import (
     EQUALITY_TYPES,
     NONE,
@@ -40,14 +40,6 @@ from dovetail_capture.interpreter.values.base import (
     Lazy,
     Value,
     boolean,
-)
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    CellValue,
-    FunctionValue,
-    HandleValue,
-    NativeMethod,
-    SuperValue,
 )
 from dovetail_capture.interpreter.values.objects import ObjectValue, ProgramException
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -100,11 +92,11 @@ def _constant_attr(vm: Interpreter, obj: Constant, name: str) -> Value:
         if own is not None:
             return own
     if kind in C_METHODS:
-        return NativeMethod(attr, obj, name)
+        return functions.NativeMethod(attr, obj, name)
     if kind is types.FunctionType:
-        return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
+        return functions.BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
     if kind is classmethod:
-        return BoundMethod(method_of_class(vm, attr), vm.held(type(real)))
+        return functions.BoundMethod(method_of_class(vm, attr), vm.held(type(real)))
     if kind is staticmethod:
         return vm.held(attr.__func__)
     if kind is property and type(attr.fget) is types.FunctionType:
@@ -236,11 +228,11 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
         if found is not None:
             return found  # type: ignore[no-any-return]
     if kind in C_METHODS:
-        return NativeMethod(attr, obj, name)
+        return functions.NativeMethod(attr, obj, name)
     if name == "__class__":
         return vm.held(cls)
     if kind is types.ClassMethodDescriptorType:
-        return NativeMethod(attr, vm.held(cls), name)
+        return functions.NativeMethod(attr, vm.held(cls), name)
     if isinstance(obj, containers.TupleValue) and attr is not MISSING:
         # The field of a struct sequence: ask the class which position the name stands for.
         try:
@@ -251,7 +243,7 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
             return sequences.item(vm, obj, position)
     if isinstance(obj, containers.SliceValue) and name in ("start", "stop", "step"):
         return getattr(obj, name)  # type: ignore[no-any-return]
-    if isinstance(obj, CellValue) and name == "cell_contents":
+    if isinstance(obj, functions.CellValue) and name == "cell_contents":
         if obj.content is None:
             return vm.raise_error(ValueError, "Cell is empty")
         return vm.resolve_cell(obj)
@@ -270,7 +262,7 @@ def _native_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     raise GraphBreakSignal(f"the attribute {cls.__name__}.{name}")
 
 
-def _bound_method_attr(vm: Interpreter, obj: BoundMethod, name: str) -> Value:
+def _bound_method_attr(vm: Interpreter, obj: functions.BoundMethod, name: str) -> Value:
     if name == "__func__":
         return obj.function
     if name == "__self__":
@@ -284,7 +276,7 @@ def _bound_method_attr(vm: Interpreter, obj: BoundMethod, name: str) -> Value:
     return get_attr(vm, obj.function, name)
 
 
-def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
+def _native_method_attr(vm: Interpreter, obj: functions.NativeMethod, name: str) -> Value:
     if name == "__self__":
         return obj.receiver
     if name in ("__name__", "__qualname__", "__doc__"):
@@ -292,7 +284,7 @@ def _native_method_attr(vm: Interpreter, obj: NativeMethod, name: str) -> Value:
     return _native_attr(vm, obj, name)
 
 
-def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
+def _super_attr(vm: Interpreter, obj: functions.SuperValue, name: str) -> Value:
     receiver = obj.receiver
     is_class = isinstance(receiver, Constant) and isinstance(receiver.value, type)
     start = receiver.value if is_class else receiver.python_type()  # type: ignore[attr-defined]
@@ -313,10 +305,10 @@ def _super_attr(vm: Interpreter, obj: SuperValue, name: str) -> Value:
     return missing(vm, obj, name)
 
 
-def _handle_attr(vm: Interpreter, obj: HandleValue, name: str) -> Value:
+def _handle_attr(vm: Interpreter, obj: functions.HandleValue, name: str) -> Value:
     owner, attr = class_lookup(vm, obj.python_type(), name)
     if isinstance(attr, types.FunctionType):
-        return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
+        return functions.BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
     return _native_attr(vm, obj, name)
 
 
@@ -344,10 +336,10 @@ _READERS: dict[type, Any] = {
     Constant: _constant_attr,
     ObjectValue: object_attributes.object_attr,
     TensorValue: tensor_attr,
-    BoundMethod: _bound_method_attr,
-    NativeMethod: _native_method_attr,
-    FunctionValue: function_attr,
-    SuperValue: _super_attr,
+    functions.BoundMethod: _bound_method_attr,
+    functions.NativeMethod: _native_method_attr,
+    functions.FunctionValue: function_attr,
+    functions.SuperValue: _super_attr,
     GeneratorValue: _generator_attr,
-    HandleValue: _handle_attr,
+    functions.HandleValue: _handle_attr,
 }

@@ -10,17 +10,7 @@ import torch
 from dovetail_guards import clauses as c
 
 from dovetail_capture._frame_hook import Switched
-from dovetail_capture.interpreter.protocols import dicts, sequences
-from dovetail_capture.interpreter.protocols.class_attributes import (
-    C_METHODS,
-    MISSING,
-    class_lookup,
-    is_data_descriptor,
-    method_of_class,
-    missing,
-    special_of,
-    written_data,
-)
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, sequences
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy, target_of_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean
@@ -43,7 +33,7 @@ def object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     cls = obj.cls
     if is_proxy(cls):
         return vm.get_attr(target_of_proxy(vm, obj), name)
-    _, getter = class_lookup(vm, cls, "__getattribute__")
+    _, getter = class_attributes.class_lookup(vm, cls, "__getattribute__")
     if type(getter) is types.FunctionType:
         try:
             return vm.call(vm.held(getter), [obj, Constant(name)], {})
@@ -56,12 +46,15 @@ def object_attr(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     except ProgramException as error:  # of a property, an empty slot: `__getattr__` is asked then
         if not issubclass(error.value.python_type(), AttributeError):
             raise
-        if class_lookup(vm, cls, "__getattr__")[1] is MISSING:
+        if class_attributes.class_lookup(vm, cls, "__getattr__")[1] is class_attributes.MISSING:
             raise
         return _fallback(vm, obj, name)
     if found is not None:
         return found
-    if obj.real is not None and class_lookup(vm, cls, "__getattr__")[1] is MISSING:
+    if (
+        obj.real is not None
+        and class_attributes.class_lookup(vm, cls, "__getattr__")[1] is class_attributes.MISSING
+    ):
         # Only code of C runs here: that of a class which finds attributes in its own way.
         found_by_c = hasattr(obj.real, name)
         if found_by_c and cls.__dictoffset__ and name in obj.real.__dict__:
@@ -75,27 +68,27 @@ def generic_get_attr(vm: Interpreter, obj: Value, name: str) -> Value:
     """`object.__getattribute__(obj, name)`."""
     if isinstance(obj, ObjectValue):
         found = generic_lookup(vm, obj, name)
-        return found if found is not None else missing(vm, obj, name)
+        return found if found is not None else class_attributes.missing(vm, obj, name)
     return vm.get_attr(obj, name)
 
 
 def generic_lookup(vm: Interpreter, obj: ObjectValue, name: str) -> Value | None:
     """`object.__getattribute__` without the AttributeError."""
     cls = obj.cls
-    written = written_data(vm, cls, name)
+    written = class_attributes.written_data(vm, cls, name)
     if written is not None:
         found = dicts.get(vm, obj.fields, name)
         return written if found is None else found
-    owner, attr = class_lookup(vm, cls, name)
+    owner, attr = class_attributes.class_lookup(vm, cls, name)
     if name == "__dict__" and not isinstance(attr, property):
         has_dict = getattr(cls, "__dictoffset__", 0) or not obj.fields.is_instance_dict
         return obj.fields if has_dict else None
-    if attr is not MISSING and is_data_descriptor(vm, attr):
+    if attr is not class_attributes.MISSING and class_attributes.is_data_descriptor(vm, attr):
         return data_descriptor(vm, obj, owner, name, attr)
     found = dicts.get(vm, obj.fields, name)
     if found is not None:
         return found
-    if attr is MISSING:
+    if attr is class_attributes.MISSING:
         return None
     return bind_to_instance(vm, obj, owner, name, attr)
 
@@ -105,13 +98,13 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
     kind = type(attr)
     if kind is types.FunctionType:
         return BoundMethod(vm.wrap_class_attr(owner, name, attr), obj)
-    if kind in C_METHODS:
+    if kind in class_attributes.C_METHODS:
         return NativeMethod(attr, obj, name)
     if kind is staticmethod:
         return vm.wrap_class_attr(owner, name, attr.__func__)
     cls = obj.python_type()
     if kind is classmethod:
-        return BoundMethod(method_of_class(vm, attr), vm.held(cls))
+        return BoundMethod(class_attributes.method_of_class(vm, attr), vm.held(cls))
     if kind is types.ClassMethodDescriptorType:
         return NativeMethod(attr, vm.held(cls), name)
     if kind is functools.cached_property:
@@ -127,7 +120,7 @@ def bind_to_instance(vm: Interpreter, obj: Value, owner: type, name: str, attr: 
         return vm.call(Constant(_partial_method), call, {})
     if kind is functools.singledispatchmethod:
         return vm.call(Constant(_dispatching_method), [vm.held(attr), obj, vm.held(cls)], {})
-    getter = special_of(vm, attr, "__get__")
+    getter = class_attributes.special_of(vm, attr, "__get__")
     if isinstance(getter, types.FunctionType):
         return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(cls)], {})
     if getter is not None and not isinstance(attr, type):
@@ -165,14 +158,14 @@ def data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, a
     kind = type(attr)
     if isinstance(attr, property):
         if attr.fget is None:
-            return missing(vm, obj, name)
+            return class_attributes.missing(vm, obj, name)
         return vm.call(vm.held(attr.fget), [obj], {})
     if kind is types.GetSetDescriptorType:
         if name == "__dict__":
             return obj.fields
         if name == "__class__":
             return vm.held(obj.cls)
-    if kind in _KNOWN_BY_NAME and class_lookup(vm, obj.cls, name)[1] is not attr:
+    if kind in _KNOWN_BY_NAME and class_attributes.class_lookup(vm, obj.cls, name)[1] is not attr:
         raise GraphBreakSignal(
             f"the attribute {owner.__name__}.{name} that {obj.cls.__name__} hides"
         )
@@ -191,12 +184,12 @@ def data_descriptor(vm: Interpreter, obj: ObjectValue, owner: type, name: str, a
             source = vm.session.sources.attr(obj.source, name)
             return vm.wrap(attr.__get__(obj.real), source)
         raise GraphBreakSignal(f"the C attribute {owner.__name__}.{name}")
-    getter = special_of(vm, attr, "__get__")
+    getter = class_attributes.special_of(vm, attr, "__get__")
     if isinstance(getter, types.FunctionType):
         return vm.call(vm.held(getter), [vm.held(attr), obj, vm.held(obj.cls)], {})
     if name == "__class__":
         return vm.held(obj.cls)
-    if getter is None or getter is MISSING:  # it is written through alone
+    if getter is None or getter is class_attributes.MISSING:  # it is written through alone
         own = obj.fields.is_instance_dict and dicts.get(vm, obj.fields, name)
         return own if isinstance(own, Value) else vm.wrap_class_attr(owner, name, attr)
     raise GraphBreakSignal(f"the descriptor {kind.__name__} of {owner.__name__}.{name}")
@@ -215,7 +208,7 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
             real = attr.__get__(obj.real)
         except AttributeError:
             vm.session.guards.add(c.SlotIsEmpty, obj.source, name)
-            return missing(vm, obj, name)
+            return class_attributes.missing(vm, obj, name)
         value = vm.wrap(real, vm.session.sources.attr(obj.source, name))
         obj.slots[name] = value
         return value
@@ -226,14 +219,14 @@ def _member(vm: Interpreter, obj: ObjectValue, name: str, attr: Any) -> Value:
         if isinstance(parts, TupleValue) and parts.items and name not in ("name", "path", "obj"):
             raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} made in the graph")
         return NONE
-    return missing(vm, obj, name)
+    return class_attributes.missing(vm, obj, name)
 
 
 def _fallback(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
     """`__getattr__`, or AttributeError."""
-    _, getter = class_lookup(vm, obj.cls, "__getattr__")
-    if getter is MISSING:
-        return missing(vm, obj, name)
+    _, getter = class_attributes.class_lookup(vm, obj.cls, "__getattr__")
+    if getter is class_attributes.MISSING:
+        return class_attributes.missing(vm, obj, name)
     if getter is _MODULE_GETATTR:
         return _module_child(vm, obj, name)
     return vm.call(vm.held(getter), [obj, Constant(name)], {})
@@ -258,4 +251,4 @@ def _module_child(vm: Interpreter, obj: ObjectValue, name: str) -> Value:
         if name in real:
             return vm.wrap(real[name], session.sources.item(base, name))
         session.guards.add(c.HasKey, base, name, False)
-    return missing(vm, obj, name)
+    return class_attributes.missing(vm, obj, name)

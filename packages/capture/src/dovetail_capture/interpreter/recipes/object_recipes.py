@@ -27,16 +27,9 @@ from dovetail_capture.interpreter.graph.fake_runs import as_inference
 from dovetail_capture.interpreter.protocols import dicts, truth_and_length
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
 from dovetail_capture.interpreter.signals import CannotRebuild, InnerTensor
-from dovetail_capture.interpreter.values import functions
+from dovetail_capture.interpreter.values import containers, functions
 from dovetail_capture.interpreter.values.base import Constant, Value
 from dovetail_capture.interpreter.values.computed_sources import as_class
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    DictView,
-    ListValue,
-    SetValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -54,7 +47,7 @@ _WITH_FIELDS = (StopIteration, SystemExit, ImportError, OSError, SyntaxError, Un
 def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
     """A new instance; its contents and attributes are effects, so that it may be in them."""
     made_class = rebuilder.made_class(item.cls)
-    if made_class is not None and isinstance(item.native, TupleValue):
+    if made_class is not None and isinstance(item.native, containers.TupleValue):
         parts = r.Build("tuple", rebuilder.recipes(item.native.items))
         return r.CallFunction(r.Const(tuple.__new__), (made_class, parts))
     rebuilder.check_lasts(item.cls)
@@ -69,23 +62,23 @@ def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
         return r.CallFunction(r.Const(make), (target,))
     native = item.native
     args: tuple[r.Recipe, ...] = ()
-    if isinstance(native, TupleValue):
+    if isinstance(native, containers.TupleValue):
         args = (r.Build("tuple", rebuilder.recipes(native.items)),)
     elif issubclass(item.cls, BaseException):
         found = item.slots.get("args")
-        args = rebuilder.recipes(found.items) if isinstance(found, TupleValue) else ()
+        args = rebuilder.recipes(found.items) if isinstance(found, containers.TupleValue) else ()
     new = rebuilder.remember(item, _new(item, args))
     if issubclass(item.cls, _WITH_FIELDS):
         base = next(base for base in item.cls.__mro__ if base.__module__ == "builtins")
         init = r.CallFunction(r.Const(base.__init__), (new, *args))  # type: ignore[misc]
         rebuilder.effects.append(r.RunCall(init))
-    if isinstance(native, ListValue):
+    if isinstance(native, containers.ListValue):
         rebuilder.effects.append(r.ReplaceContents(new, "list", rebuilder.recipes(native.items)))
-    elif isinstance(native, SetValue):
+    elif isinstance(native, containers.SetValue):
         rebuilder.effects.append(
             r.ReplaceContents(new, "set", rebuilder.recipes(native.items.values()))
         )
-    elif isinstance(native, DictValue):
+    elif isinstance(native, containers.DictValue):
         rebuilder.fill_dict(new, native)
     _set_attributes(rebuilder, item, new)
     made = ("args", "value") if issubclass(item.cls, BaseException) else ()
@@ -98,7 +91,7 @@ def object_recipe(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
 def _partial(rebuilder: Rebuilder, item: ObjectValue) -> r.Recipe:
     """A partial, of a subclass maybe, and the attributes that were set on it."""
     function, args, keywords = (item.slots[n] for n in ("func", "args", "keywords"))
-    assert isinstance(args, TupleValue) and isinstance(keywords, DictValue)
+    assert isinstance(args, containers.TupleValue) and isinstance(keywords, containers.DictValue)
     new = r.CallFunction(
         r.Const(functools.partial.__new__),
         (r.Const(item.cls), rebuilder.recipe(function), *rebuilder.recipes(args.items)),
@@ -187,9 +180,9 @@ def iterator_recipe(rebuilder: Rebuilder, item: functions.IteratorValue) -> r.Re
     if item.size is None:
         return new
     container = rebuilder.vm.native(item.over[0])
-    if isinstance(container, DictView):
+    if isinstance(container, containers.DictView):
         container = rebuilder.vm.native(container.dictionary)
-    if isinstance(container, ListValue) and container.cls is list:
+    if isinstance(container, containers.ListValue) and container.cls is list:
         place = item.taken if item.remake is iter else item.size - 1 - item.taken
     elif truth_and_length.length(rebuilder.vm, container) == item.size and _as_begun(
         rebuilder, item, container
@@ -198,7 +191,7 @@ def iterator_recipe(rebuilder: Rebuilder, item: functions.IteratorValue) -> r.Re
     else:
         raise CannotRebuild(f"{item.describe()}, whose container has changed,", item.born)
     found = r.CallFunction(r.Const(rebuild.go_on), (new, r.Const(place)))
-    if isinstance(container, SetValue):  # one made anew may have another order
+    if isinstance(container, containers.SetValue):  # one made anew may have another order
         assert item.members is not None
         left = r.Build("tuple", rebuilder.recipes(member for _, member in item.members[place:]))
         parts = (rebuilder.recipe(item.over[0]), left, r.Const(item.size))
@@ -210,12 +203,15 @@ def iterator_recipe(rebuilder: Rebuilder, item: functions.IteratorValue) -> r.Re
 
 def _as_begun(rebuilder: Rebuilder, item: functions.IteratorValue, container: Value) -> bool:
     """Has the container that an iterator goes through the members of when it began?"""
-    if isinstance(container, (DictValue, ListValue, SetValue)) and container.left != item.left:
+    if (
+        isinstance(container, (containers.DictValue, containers.ListValue, containers.SetValue))
+        and container.left != item.left
+    ):
         return False
     keys = [key for key, _ in item.members or ()]
-    if isinstance(container, DictValue):
+    if isinstance(container, containers.DictValue):
         return list(dicts.materialise(rebuilder.vm, container)) == keys
-    return not isinstance(container, SetValue) or container.items.keys() == set(keys)
+    return not isinstance(container, containers.SetValue) or container.items.keys() == set(keys)
 
 
 def replay_steps(rebuilder: Rebuilder) -> None:

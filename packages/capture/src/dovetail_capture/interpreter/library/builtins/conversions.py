@@ -16,14 +16,8 @@ from dovetail_capture.interpreter.protocols import class_attributes, dicts, inli
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.protocols.operands import returned
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value, boolean, is_none
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
-    SetValue,
-    SliceValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
 from dovetail_capture.interpreter.values.tensors import TensorValue
@@ -129,7 +123,7 @@ def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] =
 
 def _holds_own_texts(vm: Interpreter, value: Value) -> bool:
     """Does a list or tuple hold a constant whose text is the program's?"""
-    return isinstance(value, (ListValue, TupleValue)) and any(
+    return isinstance(value, (containers.ListValue, containers.TupleValue)) and any(
         operands.has_own(vm, part, "__repr__") for part in vm.iterate(value)
     )
 
@@ -146,7 +140,7 @@ def _container_text(vm: Interpreter, value: Value, within: tuple[Value, ...]) ->
     def text(part: Value) -> str:
         return to_text(vm, part, "repr", (*within, value))
 
-    if isinstance(value, DictValue):
+    if isinstance(value, containers.DictValue):
         pairs = [(key, vm.getitem(value, key)) for key in vm.iterate(value)]
         return "{" + ", ".join(f"{text(key)}: {text(item)}" for key, item in pairs) + "}"
     parts = [text(part) for part in vm.iterate(value)]
@@ -186,18 +180,18 @@ def repr_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 
 def list_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return ListValue(vm.iterate(args[0]) if args else [])
+    return containers.ListValue(vm.iterate(args[0]) if args else [])
 
 
 def tuple_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    if args and isinstance(args[0], TupleValue) and args[0].cls is tuple:
+    if args and isinstance(args[0], containers.TupleValue) and args[0].cls is tuple:
         return args[0]
-    return TupleValue(vm.iterate(args[0]) if args else [])
+    return containers.TupleValue(vm.iterate(args[0]) if args else [])
 
 
-def new_set_value(vm: Interpreter, args: Args, cls: type) -> SetValue:
+def new_set_value(vm: Interpreter, args: Args, cls: type) -> containers.SetValue:
     """The set of what one argument, or none, gives."""
-    made = SetValue([], cls)
+    made = containers.SetValue([], cls)
     if args:
         made.update(vm.iterate(args[0]), vm.native(args[0]))
     return made
@@ -218,7 +212,7 @@ def dict_of(cls: type) -> Handler:
     """`dict(...)` and `OrderedDict(...)`."""
 
     def handler(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-        new = DictValue(cls)
+        new = containers.DictValue(cls)
         if args:
             dicts.update(vm, new, args[0])
         for name, value in kwargs.items():
@@ -232,14 +226,14 @@ def defaultdict_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if args and not is_none(args[0]) and not vm.truth(callable_(vm, args[:1], {})):
         vm.raise_error(TypeError, "first argument must be callable or None")
     new = dict_of(collections.defaultdict)(vm, args[1:], kwargs)
-    assert isinstance(new, DictValue)
+    assert isinstance(new, containers.DictValue)
     new.default_factory = args[0] if args else NONE
     return new
 
 
 def deque_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     items = args[0] if args else kwargs.get("iterable")
-    new = ListValue([] if items is None else vm.iterate(items), collections.deque)
+    new = containers.ListValue([] if items is None else vm.iterate(items), collections.deque)
     maxlen = args[1] if len(args) > 1 else kwargs.get("maxlen", NONE)
     new.maxlen = vm.as_python(maxlen)
     if new.maxlen is not None and new.maxlen < 0:
@@ -251,8 +245,8 @@ def deque_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 
 def slice_(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     if len(args) == 1:
-        return SliceValue(NONE, args[0], NONE)
-    return SliceValue(args[0], args[1], args[2] if len(args) > 2 else NONE)
+        return containers.SliceValue(NONE, args[0], NONE)
+    return containers.SliceValue(args[0], args[1], args[2] if len(args) > 2 else NONE)
 
 
 HANDLERS: dict[Any, Handler] = {
