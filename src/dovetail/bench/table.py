@@ -11,24 +11,10 @@ import torch
 from dovetail.bench.driver import Failure, Row
 
 _HEADER = (
-    "model",
-    "system",
-    "first call",
-    "tracing",
-    "2nd process",
-    "steady",
-    "vs eager",
-    "overhead",
-    "peak mem",
-    "err eager",
-    "err f64",
-    "rms f64",
-    "graphs",
-    "breaks",
-    "kernels",
-    "a layer",
+    "model", "system", "first call", "tracing", "2nd process", "steady", "vs eager", "overhead",
+    "peak mem", "err eager", "err f64", "rms f64", "graphs", "breaks", "kernels", "a layer",
     "extern",
-)
+)  # fmt: skip
 
 
 def _count(value: int | None) -> str:

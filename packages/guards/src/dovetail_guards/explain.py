@@ -261,16 +261,9 @@ def _tensor_hint(clause: c.TensorIs, name: str, found: Any) -> str:
 # --- in short ------------------------------------------------------------------------------------
 
 _OBJECTS = (
-    c.AbstractAnswers,
-    c.ClassAttrsAre,
-    c.FunctionIs,
-    c.GlobalPresent,
-    c.HasInstanceAttr,
-    c.HasKey,
-    c.IdIs,
-    c.SlotIsEmpty,
-    c.TypeIs,
-)
+    c.AbstractAnswers, c.ClassAttrsAre, c.FunctionIs, c.GlobalPresent, c.HasInstanceAttr, c.HasKey,
+    c.IdIs, c.SlotIsEmpty, c.TypeIs,
+)  # fmt: skip
 _MOST_NAMED = 6
 
 

@@ -17,27 +17,17 @@ if TYPE_CHECKING:
     from dovetail_guards.native import NativeGuard
 
 # Cheap and likely to fail first. Within one rank, shallow sources first.
-_RANK: dict[type[c.Clause], int] = {
-    c.TensorIs: 0,
-    c.ConstantIs: 1,
-    c.TypeIs: 1,
-    c.TorchState: 2,
-    c.AbstractAnswers: 2,
-    c.IdIs: 3,
-    c.LengthIs: 3,
-    c.GlobalPresent: 3,
-    c.HasKey: 4,
-    c.HasInstanceAttr: 4,
-    c.SlotIsEmpty: 4,
-    c.NoAccumulatorHooks: 4,
-    c.ClassAttrsAre: 4,
-    c.FunctionIs: 4,
-    c.DictKeysAre: 5,
-    c.SameObject: 6,
-    c.DistinctObjects: 6,
-    c.DistinctStorage: 6,
-    c.ShapeRelation: 6,
-}
+_RANKS: tuple[tuple[type[c.Clause], ...], ...] = (
+    (c.TensorIs,),
+    (c.ConstantIs, c.TypeIs),
+    (c.TorchState, c.AbstractAnswers),
+    (c.IdIs, c.LengthIs, c.GlobalPresent),
+    (c.HasKey, c.HasInstanceAttr, c.SlotIsEmpty, c.NoAccumulatorHooks, c.ClassAttrsAre,
+     c.FunctionIs),
+    (c.DictKeysAre,),
+    (c.SameObject, c.DistinctObjects, c.DistinctStorage, c.ShapeRelation),
+)  # fmt: skip
+_RANK = {kind: rank for rank, kinds in enumerate(_RANKS) for kind in kinds}
 
 
 def source_depth(source: s.Source) -> int:

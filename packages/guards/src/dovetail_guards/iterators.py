@@ -202,18 +202,9 @@ def storage_offset(tensor: Any) -> int:
         return int(torch.Tensor.storage_offset(tensor))
 
 
-READERS: dict[str, Reader] = {
-    "rest": rest,
-    "over": over,
-    "parts": parts,
-    "viewed": viewed,
-    "members": members,
-    "order": order,
-    "subclasses": subclasses,
-    "context": context,
-    "storage": storage,
-    "storage_bytes": storage_bytes,
-    "storage_offset": storage_offset,
-    "number": number,
-}
+_READERS: tuple[Callable[..., Any], ...] = (
+    rest, over, parts, viewed, members, order, subclasses, context, storage, storage_bytes,
+    storage_offset, number,
+)  # fmt: skip
+READERS: dict[str, Reader] = {reader.__name__: reader for reader in _READERS}
 """The parts that an `IteratorSource` names."""

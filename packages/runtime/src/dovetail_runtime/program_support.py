@@ -12,27 +12,16 @@ from pathlib import Path
 import torch
 
 from dovetail_runtime.artifact import default_cpp_builder
-from dovetail_runtime.aten_args import call_with_numbers, element
+from dovetail_runtime.aten_args import call_with_numbers as call_with_numbers
+from dovetail_runtime.aten_args import element as element
 from dovetail_runtime.cpp_build import CppFunction
 from dovetail_runtime.disk_cache import DiskCache
 from dovetail_runtime.knobs import Knobs
 from dovetail_runtime.native import executor_module
 from dovetail_runtime.plan import CppKernel
-from dovetail_runtime.sizes import FLOAT_OPERATIONS, float_bits, float_from_bits, storage_bytes
-
-__all__ = [
-    "call_with_numbers",
-    "cpp_kernels",
-    "element",
-    "float_bits",
-    "float_from_bits",
-    "header",
-    "on_floats",
-    "place",
-    "random_input",
-    "slab",
-    "view",
-]
+from dovetail_runtime.sizes import FLOAT_OPERATIONS, storage_bytes
+from dovetail_runtime.sizes import float_bits as float_bits
+from dovetail_runtime.sizes import float_from_bits as float_from_bits
 
 _FILE = "header.h"
 CppCall = Callable[[Sequence[torch.Tensor], Sequence[int], int], None]

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import JointGraph, PartitionedGraph
+from dovetail_autograd_aot.calls import graph_calls
 from dovetail_autograd_aot.calls.autograd_function import TrainingFunction, TrainingGraphs
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward
-from dovetail_autograd_aot.calls.graph_calls import (
-    apply_of,
-    context_of,
-    cutting,
-    extension,
-    resolving,
-)
 from dovetail_autograd_aot.calls.input_reachability import InputNodes, input_nodes, maybe_apart
 from dovetail_autograd_aot.outputs.epilogue import make_epilogue
 
@@ -52,12 +46,15 @@ def _make_run(
 ) -> Callable[..., tuple[Any, ...]]:
     """As `compile_training`, with these nodes of inputs."""
     joint, double, unsaved = graphs.joint, graphs.replay, graphs.unsaved
-    extend = extension(joint)
+    extend = graph_calls.extension(joint)
     signature = graphs.parts.signature
     epilogue = make_epilogue(signature, joint.points, nodes.nodes if nodes is not None else ())
     function = TrainingFunction(graphs, nodes, _sources(joint, graphs.parts, double, examples))
     watch = function.saved.watch if joint.counters.watched else None
-    apply = resolving(cutting(apply_of(function.autograd_function()), double.cut), unresolved)
+    apply = graph_calls.resolving(
+        graph_calls.cutting(graph_calls.apply_of(function.autograd_function()), double.cut),
+        unresolved,
+    )
     if not torch.is_grad_enabled():
         # Called under no_grad, with a region inside that switches gradients on.
         apply = torch.enable_grad()(apply)
@@ -73,7 +70,7 @@ def _make_run(
         results = apply(*(inputs if nodes is None else nodes.stand_ins(inputs)))
         context = None
         if unsaved.outputs or counted or nodes is not None or watch is not None:
-            context = context_of(results)
+            context = graph_calls.context_of(results)
         if nodes is not None and context is not None:
             context.replay = nodes.with_history(context.replay, double.in_shape(inputs))
             made = nodes.make(inputs, results)

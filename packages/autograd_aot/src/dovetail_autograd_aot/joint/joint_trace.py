@@ -37,17 +37,12 @@ from dovetail_autograd_aot.outputs.classify import Inputs
 from dovetail_autograd_aot.outputs.gradient_points import gradient_points, through_others
 from dovetail_autograd_aot.outputs.output_aliasing import Classified, classify_outputs
 from dovetail_autograd_aot.subclasses.wrapping import BOUNDARY_FUNCTIONS, Wrapping
+from dovetail_autograd_aot.trace import storage
 from dovetail_autograd_aot.trace.autograd_queries import grad_fn_of, trace_settings
 from dovetail_autograd_aot.trace.derivative_fixes import MendedDerivatives
 from dovetail_autograd_aot.trace.input_storages import NonLeaf, symbols_of
 from dovetail_autograd_aot.trace.node_values import attribute_of
 from dovetail_autograd_aot.trace.rewrites import DIRECT_CALLS, RewritingMode
-from dovetail_autograd_aot.trace.storage import (
-    ConstantWrittenError,
-    StorageNeededError,
-    TraceError,
-    track_of,
-)
 from dovetail_autograd_aot.trace.tracer import Tracer
 
 Decompositions = Mapping[OpOverload, Callable[..., Any]]
@@ -75,12 +70,14 @@ def trace_joint(
             joint = JointTrace(gm, examples, decompositions or {}, locate, wrapping)
             joint.tracer.running = asked_by  # until the first node runs
             return joint.trace()
-        except ConstantWrittenError as error:
+        except storage.ConstantWrittenError as error:
             # Restart with one more attribute as an input: it is written to.
             if not error.name or error.name in lifted:
-                raise TraceError("a constant made inside the graph is written to") from error
+                raise storage.TraceError(
+                    "a constant made inside the graph is written to"
+                ) from error
             lifted = [*lifted, error.name]
-        except StorageNeededError as error:
+        except storage.StorageNeededError as error:
             # Restart with the storage of an input as an input.
             by_storage, asked_by = [*by_storage, error.primal], error.node
         except Exception as error:
@@ -145,7 +142,7 @@ class JointTrace:
                 result = classify_outputs(tracer, outputs, inputs, mutated)
                 input_mutations.refuse_untracked_views(primals, result)
             tracer.seen_outside = {
-                track_of(tensor).storage
+                storage.track_of(tensor).storage
                 for tensor in (*primals.values, *outputs)
                 if type(tensor) is FakeTensor
             }
@@ -236,7 +233,7 @@ class JointTrace:
                 outputs = args[0]
                 if isinstance(outputs, (list, tuple)):
                     return list(outputs)
-                raise TraceError("the captured graph must return a tuple")
+                raise storage.TraceError("the captured graph must return a tuple")
             kwargs = torch.fx.node.map_arg(node.kwargs, value) if node.kwargs else {}
             env[node] = results = self._call(node, args, kwargs)
             if self.wrapping is not None:
@@ -247,7 +244,7 @@ class JointTrace:
                     self.derivatives.visit(grad_fn)
                     if self.locate and grad_fn is not None:
                         self._note_backward(node.name, grad_fn)
-        raise TraceError("the captured graph has no output")
+        raise storage.TraceError("the captured graph has no output")
 
     def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a node of the captured graph gives."""
@@ -348,7 +345,7 @@ def _state(condition: Any, message: str = "") -> None:
         stated: Any = condition.node
         condition = stated.state(message)
     if not condition:
-        raise TraceError(f"a check of the program fails: {message or condition}")
+        raise storage.TraceError(f"a check of the program fails: {message or condition}")
 
 
 def _eliminate_dead_code(graph: Graph) -> None:

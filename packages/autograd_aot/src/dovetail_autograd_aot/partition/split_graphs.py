@@ -15,12 +15,7 @@ from dovetail_autograd_aot.graph.fast_graph import FastGraph, copy_node, hold
 from dovetail_autograd_aot.graph.op_info import draws_random_numbers
 from dovetail_autograd_aot.outputs.output_aliasing import is_view_node
 from dovetail_autograd_aot.partition.node_roles import Roles
-from dovetail_autograd_aot.trace.node_values import (
-    can_be_read_from_input,
-    same_metadata,
-    values,
-    values_of,
-)
+from dovetail_autograd_aot.trace import node_values
 
 aten = torch.ops.aten
 
@@ -28,7 +23,7 @@ aten = torch.ops.aten
 def _copy_node(graph: Graph, node: Node, env: dict[Node, Node], kept: set[Node]) -> None:
     """Put a node of the joint graph into `graph`. A copy of an input that nobody keeps is read from
     the input, if it can."""
-    if node not in kept and can_be_read_from_input(node):
+    if node not in kept and node_values.can_be_read_from_input(node):
         env[node] = env[node.args[0]]  # type: ignore[index]
     else:
         env[node] = copy_node(graph, node, env)
@@ -94,7 +89,7 @@ def _meta_of_copy(node: Node) -> dict[str, Any]:
 
 def _lies_as(copy: Node, node: Node) -> bool:
     ours, theirs = copy.meta["val"], node.meta["val"]
-    return not isinstance(ours, FakeTensor) or same_metadata(ours, theirs)
+    return not isinstance(ours, FakeTensor) or node_values.same_metadata(ours, theirs)
 
 
 def backward_graph(
@@ -131,7 +126,9 @@ def backward_graph(
                 made = env[node]
                 if is_view_node(node) and not laid_out_anew.isdisjoint(made.all_input_nodes):
                     made.meta["val"] = propagate(
-                        made.target, values(made.args), values_of(dict(made.kwargs))
+                        made.target,
+                        node_values.values(made.args),
+                        node_values.values_of(dict(made.kwargs)),
                     )
                     laid_out_anew.add(made)
                 stack.pop()

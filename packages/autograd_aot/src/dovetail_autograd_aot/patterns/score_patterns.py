@@ -17,12 +17,7 @@ import torch
 from torch.fx import Node
 
 from dovetail_autograd_aot.patterns import attention_steps as steps
-from dovetail_autograd_aot.patterns.called_attention import (
-    Found,
-    Operands,
-    call_with_a_mask,
-    called_by_program,
-)
+from dovetail_autograd_aot.patterns import called_attention
 
 # Of fewer scores the library's products and a softmax in memory take less time.
 WORTH_SCORES = 1 << 20
@@ -51,16 +46,16 @@ _MAPPED = "vmap_of_graph"  # the name of a function that was captured to be mapp
 
 def match(
     last: Node, order: dict[Node, int], device_type: str, dtypes: Collection[torch.dtype]
-) -> Found | None:
+) -> called_attention.Found | None:
     """The parts of attention that ends with a node, if their shapes and types are those that
     kernels are written for."""
-    found = call_with_a_mask(last)
+    found = called_attention.call_with_a_mask(last)
     if found is not None:
         if not _fits(found, device_type, dtypes) or found.mask is None:
             return None
         _sink(found, [found.mask], order, _barrier(order, last))
         return found
-    found = called_by_program(last, order)
+    found = called_attention.called_by_program(last, order)
     if found is not None:
         fits = _fits(found, device_type, dtypes) and found.of_few_queries
         return found if fits and (found.mask is not None or found.reads <= MOST_READ) else None
@@ -81,8 +76,8 @@ def match(
         return None
     query = steps.narrow_source(first[0])
     key, transposed = _keys(first[1], written.transposed)
-    operands = Operands(query, key, steps.unrepeated(value), transposed)
-    found = Found(last, operands, empty, product, scores, sums)
+    operands = called_attention.Operands(query, key, steps.unrepeated(value), transposed)
+    found = called_attention.Found(last, operands, empty, product, scores, sums)
     if not _fits(found, device_type, dtypes) or not _find_path(found, readers, order):
         return None
     return found
@@ -155,7 +150,7 @@ def _product_below(scores: Node) -> Node | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bool:
+def _fits(found: called_attention.Found, device_type: str, dtypes: Collection[torch.dtype]) -> bool:
     """Whether there are kernels for such operands, and these gain something."""
     fakes = [
         steps.fake_of(n)
@@ -187,7 +182,7 @@ def _fits(found: Found, device_type: str, dtypes: Collection[torch.dtype]) -> bo
     return found.of_few_queries or bool(many)
 
 
-def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool:
+def _find_path(found: called_attention.Found, readers: set[Node], order: dict[Node, int]) -> bool:
     """Fill in what is computed of scores and what is read for it; False if something else reads
     scores, or something changes in between."""
     assert found.product is not None and found.scores is not None
@@ -218,7 +213,9 @@ def _find_path(found: Found, readers: set[Node], order: dict[Node, int]) -> bool
     return True
 
 
-def _sink(found: Found, side: Iterable[Node], order: dict[Node, int], barrier: int) -> None:
+def _sink(
+    found: called_attention.Found, side: Iterable[Node], order: dict[Node, int], barrier: int
+) -> None:
     """Decide of what the path reads what is computed with it."""
     sunk: set[Node] = set()
     captured: set[Node] = set()

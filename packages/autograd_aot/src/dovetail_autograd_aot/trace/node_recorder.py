@@ -25,14 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from dovetail_autograd_aot.graph.fast_graph import ASKED_BY_BACKWARD
 from dovetail_autograd_aot.graph.op_info import OpKind
-from dovetail_autograd_aot.trace.node_values import (
-    copies_input,
-    is_contiguous,
-    merge_key,
-    same_metadata,
-    values,
-    values_of,
-)
+from dovetail_autograd_aot.trace import node_values
 from dovetail_autograd_aot.trace.storage import TraceError, read
 
 if TYPE_CHECKING:
@@ -71,7 +64,7 @@ def _composed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return base, [dims[d] for d in args[1]]
     val = base.meta["val"]
     # Only then is the shape in between of no consequence for the strides.
-    return (base, args[1]) if is_contiguous(val) else args
+    return (base, args[1]) if node_values.is_contiguous(val) else args
 
 
 def _computes_again() -> bool:
@@ -117,21 +110,25 @@ class NodeRecorder:
                 return undone
         key: Any = None
         if merge and func not in _UNINITIALISED:
-            key = (func, merge_key(args), merge_key(tuple(kwargs.items())) if kwargs else None)
+            key = (
+                func,
+                node_values.merge_key(args),
+                node_values.merge_key(tuple(kwargs.items())) if kwargs else None,
+            )
             known = self._known.get(key)
             if known is not None:
                 if self.in_backward and type(known) is Node:
                     ASKED_BY_BACKWARD.tell(known, True)
                 return known
         known_symbols = len(self.data_env.unbacked)
-        value = propagate(func, values(args), values_of(kwargs))
+        value = propagate(func, node_values.values(args), node_values.values_of(kwargs))
         depends_on_data = len(self.data_env.unbacked) != known_symbols
         result: Any
         if (
             func in _NO_OP_IF_SAME
             and type(args[0]) is Node
-            and same_metadata(value, args[0].meta["val"])
-            and not copies_input(func, args, kwargs)
+            and node_values.same_metadata(value, args[0].meta["val"])
+            and not node_values.copies_input(func, args, kwargs)
         ):
             result = args[0]
         elif isinstance(value, (list, tuple)):
@@ -156,7 +153,7 @@ class NodeRecorder:
         value = node.meta["val"]
         if node.target is func:
             base: Any = node.args[0]
-            if same_metadata(value, base.meta["val"]):
+            if node_values.same_metadata(value, base.meta["val"]):
                 return base
             # What has gaps came to lie without them.
             return self.emit(aten.clone.default, (base,), {"memory_format": torch.preserve_format})

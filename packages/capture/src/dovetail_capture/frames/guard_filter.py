@@ -23,24 +23,14 @@ from dovetail_capture.skip import module_of
 
 # The names that torch.compile's guard filters ask for.
 _KINDS: dict[type[c.Clause], str] = {
-    c.TensorIs: "TENSOR_MATCH",
-    c.TypeIs: "TYPE_MATCH",
-    c.IdIs: "ID_MATCH",
-    c.ConstantIs: "EQUALS_MATCH",
-    c.LengthIs: "SEQUENCE_LENGTH",
-    c.DictKeysAre: "DICT_KEYS_MATCH",
-    c.HasKey: "DICT_CONTAINS",
-    c.GlobalPresent: "DICT_CONTAINS",
-    c.HasInstanceAttr: "HASATTR",
-    c.SlotIsEmpty: "HASATTR",
-    c.NoAccumulatorHooks: "TENSOR_MATCH",
-    c.ClassAttrsAre: "CLASS_MATCH",
-    c.FunctionIs: "CLOSURE_MATCH",
-    c.SameObject: "DUPLICATE_INPUT",
-    c.DistinctObjects: "NO_TENSOR_ALIASING",
-    c.DistinctStorage: "STORAGE_OVERLAPPING",
+    c.TensorIs: "TENSOR_MATCH", c.NoAccumulatorHooks: "TENSOR_MATCH", c.TypeIs: "TYPE_MATCH",
+    c.IdIs: "ID_MATCH", c.ConstantIs: "EQUALS_MATCH", c.LengthIs: "SEQUENCE_LENGTH",
+    c.DictKeysAre: "DICT_KEYS_MATCH", c.HasKey: "DICT_CONTAINS", c.GlobalPresent: "DICT_CONTAINS",
+    c.HasInstanceAttr: "HASATTR", c.SlotIsEmpty: "HASATTR", c.ClassAttrsAre: "CLASS_MATCH",
+    c.FunctionIs: "CLOSURE_MATCH", c.SameObject: "DUPLICATE_INPUT",
+    c.DistinctObjects: "NO_TENSOR_ALIASING", c.DistinctStorage: "STORAGE_OVERLAPPING",
     c.ShapeRelation: "SHAPE_ENV",
-}
+}  # fmt: skip
 _SETTINGS = {
     "grad_mode": "GRAD_MODE",
     "deterministic": "DETERMINISTIC_ALGORITHMS",

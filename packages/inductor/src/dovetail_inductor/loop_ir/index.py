@@ -16,13 +16,7 @@ from functools import cached_property
 from math import gcd
 from typing import TYPE_CHECKING
 
-from dovetail_inductor.loop_ir.sizes import (
-    any_symbolic,
-    hint_of,
-    is_multiple,
-    is_symbolic,
-    known_within,
-)
+from dovetail_inductor.loop_ir import sizes
 
 if TYPE_CHECKING:
     from dovetail_inductor.loop_ir.expr import Expr
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
 
 def _last(size: int) -> int:
     """The greatest index below `size`."""
-    return size - 1 if is_symbolic(size) else max(size - 1, 0)
+    return size - 1 if sizes.is_symbolic(size) else max(size - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class Var:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (0, self.id, hint_of(self.size))
+        return (0, self.id, sizes.hint_of(self.size))
 
     def __str__(self) -> str:
         return f"i{self.id}"
@@ -70,7 +64,7 @@ class FloorDiv:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (1, hint_of(self.divisor), self.inner.sort_key)
+        return (1, sizes.hint_of(self.divisor), self.inner.sort_key)
 
     def __str__(self) -> str:
         return f"({self.inner} // {self.divisor})"
@@ -91,7 +85,7 @@ class Mod:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (2, hint_of(self.divisor), self.inner.sort_key)
+        return (2, sizes.hint_of(self.divisor), self.inner.sort_key)
 
     def __str__(self) -> str:
         return f"({self.inner} % {self.divisor})"
@@ -112,7 +106,7 @@ class Indirect:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among atoms."""
-        return (3, self.value.uid, hint_of(self.size))
+        return (3, self.value.uid, sizes.hint_of(self.size))
 
     def __str__(self) -> str:
         return f"@{self.value.uid}"
@@ -160,7 +154,10 @@ class Index:
     @property
     def sort_key(self) -> tuple[object, ...]:
         """Order among indices."""
-        return (hint_of(self.const), tuple((a.sort_key, hint_of(c)) for a, c in self.terms))
+        return (
+            sizes.hint_of(self.const),
+            tuple((a.sort_key, sizes.hint_of(c)) for a, c in self.terms),
+        )
 
     @property
     def is_constant(self) -> bool:
@@ -229,7 +226,7 @@ class Index:
             return small.mod(divisor // common) * common
         if len(rest.terms) == 1 and rest.const == 0:
             atom, c = rest.terms[0]
-            if c == 1 and isinstance(atom, Mod) and is_multiple(atom.divisor, divisor):
+            if c == 1 and isinstance(atom, Mod) and sizes.is_multiple(atom.divisor, divisor):
                 return atom.inner.mod(divisor)
         return Index(0, ((Mod(rest, divisor), 1),))
 
@@ -291,14 +288,14 @@ class Index:
 def _one_quotient(bounds: tuple[int, int], divisor: int) -> int | None:
     """What every value within `bounds` gives when divided, if it is known to be one number."""
     low, high = bounds
-    if any_symbolic((low, high, divisor)):
-        return 0 if known_within(low, high, divisor) else None
+    if sizes.any_symbolic((low, high, divisor)):
+        return 0 if sizes.known_within(low, high, divisor) else None
     return low // divisor if low // divisor == high // divisor else None
 
 
 def _common_divisor(divisor: int, numbers: list[int]) -> int:
     """The greatest common divisor; 1 where sizes are symbolic."""
-    return 1 if any_symbolic((divisor, *numbers)) else gcd(divisor, *numbers)
+    return 1 if sizes.any_symbolic((divisor, *numbers)) else gcd(divisor, *numbers)
 
 
 def _from_terms(const: int, terms: Iterable[tuple[Atom, int]]) -> Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,15 @@ _BLOCK = 32  # efficient attention pads its logsumexp rows to this
 def _swap(values: Sequence[Size]) -> tuple[Size, ...]:
     """(batch, heads, length, width) <-> (batch, length, heads, width)."""
     return (values[0], values[2], values[1], values[3])
+
+
+def _strides(sizes: Sizes, order: Iterable[int], row: Size) -> Sizes:
+    """Of rows as long as `row` in the last dimension; the others from the innermost outwards."""
+    strides: list[Size] = [1] * len(sizes)
+    for d in order:
+        strides[d] = row
+        row = row * sizes[d]
+    return tuple(strides)
 
 
 def _blhd(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> FakeTensor:
@@ -59,11 +68,8 @@ def flash_cpu_backward(
     grad: FakeTensor, q: FakeTensor, k: FakeTensor, v: FakeTensor, *rest: Any, **options: Any
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
     """Gradients of queries, keys, values."""
-    return (
-        _blhd(q._sizes, q._dtype, q._device),
-        _blhd(k._sizes, k._dtype, k._device),
-        _blhd(v._sizes, v._dtype, v._device),
-    )
+    dq, dk, dv = (_blhd(t._sizes, t._dtype, t._device) for t in (q, k, v))
+    return dq, dk, dv
 
 
 def _philox() -> tuple[FakeTensor, FakeTensor]:
@@ -109,15 +115,8 @@ def efficient_backward(
     **options: Any,
 ) -> tuple[FakeTensor | None, ...]:
     """Gradients of queries, keys, values and bias."""
-    bias = None
-    if attn_bias is not None and grad_input_mask[3]:
-        bias = _padded_bias(attn_bias)
-    return (
-        _blhd(q._sizes, q._dtype, q._device),
-        _blhd(k._sizes, k._dtype, k._device),
-        _blhd(v._sizes, v._dtype, v._device),
-        bias,
-    )
+    bias = attn_bias if grad_input_mask[3] else None
+    return *flash_cpu_backward(grad, q, k, v), None if bias is None else _padded_bias(bias)
 
 
 def _padded_bias(bias: FakeTensor) -> FakeTensor:
@@ -125,12 +124,8 @@ def _padded_bias(bias: FakeTensor) -> FakeTensor:
     sizes = bias._sizes
     last = sizes[-1]
     padded = last if type(last) is int and last % 16 == 0 else (last + 15) // 16 * 16
-    strides: list[Size] = [1] * len(sizes)
-    acc: Size = padded
-    for d in range(len(sizes) - 2, -1, -1):
-        strides[d] = acc
-        acc = acc * sizes[d]
-    return make(sizes, tuple(strides), bias._dtype, bias._device)
+    strides = _strides(sizes, range(len(sizes) - 2, -1, -1), padded)
+    return make(sizes, strides, bias._dtype, bias._device)
 
 
 def flash_cuda(
@@ -183,16 +178,12 @@ def cudnn(
     sizes = (batch, heads, length, width)
     # Innermost to outermost by the query's strides; the first of equal ones is inside.
     order = sorted(range(3), key=_by_stride(q))
-    strides: list[Size] = [1] * 4
-    acc: Size = width
-    for d in order:
-        strides[d] = acc
-        acc = acc * sizes[d]
+    strides = _strides(sizes, order, width)
     logsumexp = None
     if compute_log_sumexp:
         logsumexp = fresh((batch, heads, length, 1), torch.float32, q._device)
     return (
-        make(sizes, tuple(strides), q._dtype, q._device),
+        make(sizes, strides, q._dtype, q._device),
         logsumexp,
         None,
         None,

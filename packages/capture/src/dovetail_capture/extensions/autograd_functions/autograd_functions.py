@@ -21,10 +21,7 @@ from dovetail_capture.extensions.autograd_functions import autograd_function_nod
 from dovetail_capture.extensions.autograd_functions.autograd_function_nodes import Backward, Pieces
 from dovetail_capture.interpreter.changes import late_reads
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
-from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
-    InnerRecorder,
-    transforms_around,
-)
+from dovetail_capture.interpreter.library.torch_functions import inner_graphs
 from dovetail_capture.interpreter.machine.machine import Args, Handler, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -81,14 +78,14 @@ def _run_backward(function: Any, ctx: Any, *gradients: Any) -> Any:
     return function.backward(ctx, *gradients)
 
 
-class _FunctionRecorder(InnerRecorder):
+class _FunctionRecorder(inner_graphs.InnerRecorder):
     """Records a forward, or a backward inside of what its forward recorded."""
 
     differentiates = True
     transforms = False
 
 
-def _inside(inner: InnerRecorder, args: Args) -> Args:
+def _inside(inner: inner_graphs.InnerRecorder, args: Args) -> Args:
     """The arguments as forward sees them: tensors are its own."""
     inside: Args = []
     for arg in args:
@@ -347,7 +344,7 @@ def apply(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     for arg in given:
         if issubclass(arg.python_type(), torch.Tensor) and not isinstance(arg, TensorValue):
             raise GraphBreakSignal(f"{cls.__name__}.apply with {arg.describe()}")
-    transforms = transforms_around(vm.session.recorder)
+    transforms = inner_graphs.transforms_around(vm.session.recorder)
     if transforms:
         return _apply_in_transform(vm, fn, cls, given, transforms)
     wanted = torch.is_grad_enabled() and any(map(_needs_gradient, given))

@@ -22,10 +22,7 @@ from dovetail_capture.interpreter.changes.late_reads import no_changes
 from dovetail_capture.interpreter.graph.aliasing import written_by
 from dovetail_capture.interpreter.graph.graph_values import NotAGraphArgument
 from dovetail_capture.interpreter.graph.recorder import Recorder
-from dovetail_capture.interpreter.library.torch_functions.inner_graphs import (
-    InnerRecorder,
-    template_of,
-)
+from dovetail_capture.interpreter.library.torch_functions import inner_graphs
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import Value
 from dovetail_capture.interpreter.values.objects import ProgramException
@@ -49,7 +46,7 @@ def told_as(what: str, hint: str) -> Iterator[None]:
         raise
 
 
-class SubgraphRecorder(InnerRecorder):
+class SubgraphRecorder(inner_graphs.InnerRecorder):
     """Records the graph of such a function."""
 
     differentiates = True
@@ -139,7 +136,7 @@ def captured_function(
             result = vm.call(function, operands, {})
             vm.look_into(result)
         results: list[TensorValue] = []
-        template = template_of(vm, result, results)
+        template = inner_graphs.template_of(vm, result, results)
         if inner.writes_around():
             raise GraphBreakSignal(f"{which} writes to a tensor that it did not make")
         if len(checks) != checked:  # what is learnt from them would hold only where it runs

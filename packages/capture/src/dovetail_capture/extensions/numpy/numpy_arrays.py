@@ -11,10 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dovetail_capture.extensions.numpy import numpy_on_tensors as twins
-from dovetail_capture.interpreter.library.torch_functions.tensor_creation import (
-    inlined,
-    with_dtype_of_scalars,
-)
+from dovetail_capture.interpreter.library.torch_functions import tensor_creation
 from dovetail_capture.interpreter.machine.machine import PASS, Args, Interpreter, Kwargs
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -177,7 +174,7 @@ def tensor_numpy(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     force = args[1] if len(args) > 1 else kwargs.get("force")
     if isinstance(force, Constant) and len(args) + len(kwargs) == 2:
         if force.value:
-            found = inlined(vm, twins.forced, [tensor], {})
+            found = tensor_creation.inlined(vm, twins.forced, [tensor], {})
             return tensor_numpy(vm, [found], {})
         return tensor_numpy(vm, [tensor], {})
     fake = tensor.fake
@@ -237,7 +234,7 @@ def over_memory(vm: Interpreter, value: Value) -> Value:
 def tensor_of(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`torch.from_numpy(array)`, `torch.as_tensor(array)`: the same memory."""
     if not args or not isinstance(args[0], ArrayValue):
-        named = with_dtype_of_scalars(vm, args[0], kwargs) if args else kwargs
+        named = tensor_creation.with_dtype_of_scalars(vm, args[0], kwargs) if args else kwargs
         if named is kwargs:
             return PASS
         return vm.record("call_function", torch.as_tensor, args, named)

@@ -16,18 +16,8 @@ from dovetail_prims.wrappers import MakeWrapper, is_wrapper, take_apart
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from dovetail_capture.interpreter.graph import fake_runs, graph_values
+from dovetail_capture.interpreter.graph import fake_runs, graph_values, known_data
 from dovetail_capture.interpreter.graph.aliasing import InputLayouts, updates_statistics, written_by
-from dovetail_capture.interpreter.graph.known_data import (
-    SIZED_MAKERS,
-    SIZES_AGREE,
-    KnownData,
-    assume_equal,
-    has_known_number,
-    known_numbers_for,
-    may_ask,
-    numbers_in,
-)
 from dovetail_capture.interpreter.graph.random_tensors import SAMPLERS, note_sampler
 from dovetail_capture.interpreter.signals import GraphBreakSignal, MustEndBefore
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -82,7 +72,7 @@ class Recorder(graph_values.RecordedValues):
         # What is checked on GPUs, and is told at the graph's end; what holds harmless values if not
         self.checked: dict[torch.device, TensorValue] = {}
         self._safe: dict[int, Any] = {}  # by id, kept alive
-        self.data = KnownData()
+        self.data = known_data.KnownData()
         self.mapped: set[Node] = set()  # inputs of which `vmap` shows a part at a time
         self.subgraphs: dict[str, GraphModule] = {}  # what operators are given, by name
         self._last_placeholder: Node | None = None
@@ -156,24 +146,31 @@ class Recorder(graph_values.RecordedValues):
             self._check_inference_tensors(function, run, pairs, keyword_pairs)
         try:
             result = None
-            if self.data and has_known_number(self.data, name, pairs, keyword_pairs):
+            if self.data and known_data.has_known_number(self.data, name, pairs, keyword_pairs):
                 try:
                     result = result_on_fakes(None)
                 except (DataDependentError, UnknownSizeError):  # it asks for the data: for sizes
-                    pairs, keyword_pairs = known_numbers_for(self.data, name, pairs, keyword_pairs)
-            elif self.data_env is not None and may_ask(name, args, kwargs):
+                    pairs, keyword_pairs = known_data.known_numbers_for(
+                        self.data, name, pairs, keyword_pairs
+                    )
+            elif self.data_env is not None and known_data.may_ask(name, args, kwargs):
                 try:
                     result = result_on_fakes(None)
                 except (DataDependentError, UnknownSizeError):
                     # It would ask for the data by itself: the graph does so before.
-                    first = 0 if name in SIZED_MAKERS else 1
-                    args = [*args[:first], *(numbers_in(self, arg) for arg in args[first:])]
-                    kwargs = {key: numbers_in(self, value) for key, value in kwargs.items()}
+                    first = 0 if name in known_data.SIZED_MAKERS else 1
+                    args = [
+                        *args[:first],
+                        *(known_data.numbers_in(self, arg) for arg in args[first:]),
+                    ]
+                    kwargs = {
+                        key: known_data.numbers_in(self, value) for key, value in kwargs.items()
+                    }
                     return self.record(kind, target, args, kwargs, run)
             if result is None:
                 result = result_on_fakes(self.data_env)
         except UnknownSizeError as error:
-            if name in SIZES_AGREE and assume_equal(self, error):
+            if name in known_data.SIZES_AGREE and known_data.assume_equal(self, error):
                 return self.record(kind, target, args, kwargs, run)
             raise GraphBreakSignal(f"`{name}`: {error}", UNKNOWN_SIZE_HINT) from error
         except Exception as error:

@@ -35,6 +35,7 @@ from dovetail_capture.interpreter.inputs.wrap_containers import (
 )
 from dovetail_capture.interpreter.session.session import Session
 from dovetail_capture.interpreter.signals import GraphBreakSignal
+from dovetail_capture.interpreter.values import functions, tensors
 from dovetail_capture.interpreter.values.base import (
     EQUALITY_TYPES,
     IDENTITY_TYPES,
@@ -44,19 +45,7 @@ from dovetail_capture.interpreter.values.base import (
     is_numpy,
 )
 from dovetail_capture.interpreter.values.containers import DictValue
-from dovetail_capture.interpreter.values.functions import (
-    BoundMethod,
-    CellValue,
-    FunctionValue,
-    NativeMethod,
-)
 from dovetail_capture.interpreter.values.objects import ObjectValue, StandIn
-from dovetail_capture.interpreter.values.tensors import (
-    FEW_KERNELS,
-    ArraySource,
-    ArrayValue,
-    array_parts,
-)
 from dovetail_capture.marks import is_marked
 from dovetail_capture.skip import module_of
 
@@ -151,7 +140,7 @@ def _function(session: Session, real: types.FunctionType, source: s.Source) -> V
     session.guards.pin(sources.attr(source, "__code__"), code)
     session.guards.pin(sources.attr(source, "__globals__"), real.__globals__)
     session.guards.add(c.LengthIs, sources.attr(source, "__dict__"), 0)
-    value = FunctionValue(code, real.__globals__)
+    value = functions.FunctionValue(code, real.__globals__)
     value.source = source
     value.name = real.__name__
     value.given = real
@@ -202,7 +191,7 @@ def _builtin_method(session: Session, real: Any, source: s.Source) -> Value:
     guard_type(session, real, source)
     session.guards.add(c.ConstantIs, sources.attr(source, "__name__"), real.__name__)
     bound = wrap(session, receiver, sources.attr(source, "__self__"))
-    value = NativeMethod(descriptor, bound, real.__name__)
+    value = functions.NativeMethod(descriptor, bound, real.__name__)
     value.source = source
     return value
 
@@ -220,9 +209,11 @@ def _array(session: Session, real: Any, source: s.Source) -> Value:
             place = session.sources.attrs(source, path)
             session.guards.add(c.ConstantIs, place, attrgetter(path)(real))
         return _object(session, real, source)
-    for path, expected in array_parts(real):
+    for path, expected in tensors.array_parts(real):
         session.guards.add(c.ConstantIs, session.sources.attrs(source, path), expected)
-    value = ArrayValue(session.inputs.array(tensor, ArraySource(source)), type(real), source)
+    value = tensors.ArrayValue(
+        session.inputs.array(tensor, tensors.ArraySource(source)), type(real), source
+    )
     return remember(session, real, value)
 
 
@@ -234,12 +225,12 @@ def _tensor_over(real: Any) -> torch.Tensor | None:
         tensor = torch.from_numpy(real)
     except (TypeError, ValueError):  # an odd dtype, negative strides
         return None
-    return None if tensor.dtype in FEW_KERNELS else tensor
+    return None if tensor.dtype in tensors.FEW_KERNELS else tensor
 
 
 def _method(session: Session, real: Any, source: s.Source) -> Value:
     guard_type(session, real, source)
-    return BoundMethod(
+    return functions.BoundMethod(
         wrap(session, real.__func__, session.sources.attr(source, "__func__")),
         wrap(session, real.__self__, session.sources.attr(source, "__self__")),
         source,
@@ -248,7 +239,7 @@ def _method(session: Session, real: Any, source: s.Source) -> Value:
 
 def _cell(session: Session, real: Any, source: s.Source) -> Value:
     known = session.objects.known.get(id(real))
-    if isinstance(known, CellValue):
+    if isinstance(known, functions.CellValue):
         # Guards cannot speak of the frame's own cells, only of their contents.
         if isinstance(known.source, s.ClosureCellSource) and isinstance(known.content, Lazy):
             session.guards.same(known.content.source, session.sources.cell(source))
@@ -258,13 +249,15 @@ def _cell(session: Session, real: Any, source: s.Source) -> Value:
 
 def cell_value(
     session: Session, real: Any, source: s.Source, content_source: s.Source | None = None
-) -> CellValue:
+) -> functions.CellValue:
     """The value of a pre-existing cell."""
     try:
         content = real.cell_contents
     except ValueError:
-        return CellValue(None, source, real)
-    return CellValue(Lazy(content, content_source or session.sources.cell(source)), source, real)
+        return functions.CellValue(None, source, real)
+    return functions.CellValue(
+        Lazy(content, content_source or session.sources.cell(source)), source, real
+    )
 
 
 def _object(session: Session, real: Any, source: s.Source) -> Value:

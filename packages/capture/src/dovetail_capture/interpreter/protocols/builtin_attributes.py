@@ -13,14 +13,7 @@ from dovetail_guards import clauses as c
 from dovetail_prims.wrappers import is_wrapper, is_wrapper_type, take_apart
 
 from dovetail_capture.interpreter.inputs.rebound_names import is_settled
-from dovetail_capture.interpreter.protocols import dicts, sequences
-from dovetail_capture.interpreter.protocols.class_attributes import (
-    C_METHODS,
-    MISSING,
-    class_lookup,
-    is_data_descriptor,
-    missing,
-)
+from dovetail_capture.interpreter.protocols import class_attributes, dicts, sequences
 from dovetail_capture.interpreter.protocols.object_attributes import bind_to_instance
 from dovetail_capture.interpreter.signals import GraphBreakSignal
 from dovetail_capture.interpreter.values.base import NONE, Constant, Value
@@ -98,7 +91,7 @@ def function_attr(vm: Interpreter, obj: FunctionValue, name: str) -> Value:
             return obj
     if name != "__text_signature__" and hasattr(types.FunctionType, name):
         raise GraphBreakSignal(f"a function's {name}")
-    return missing(vm, obj, name)
+    return class_attributes.missing(vm, obj, name)
 
 
 FUNCTION_FIELDS = frozenset(
@@ -134,12 +127,16 @@ def tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         return obj.attributes[name]
     if name == "__class__":
         return vm.held(obj.cls)
-    owner, attr = class_lookup(vm, obj.cls, name)
-    if attr is not MISSING and obj.source is not None and not is_data_descriptor(vm, attr):
+    owner, attr = class_attributes.class_lookup(vm, obj.cls, name)
+    if (
+        attr is not class_attributes.MISSING
+        and obj.source is not None
+        and not class_attributes.is_data_descriptor(vm, attr)
+    ):
         own = _own_attr_of_tensor(vm, obj, name)
         if own is not None:
             return own
-    if attr is MISSING:
+    if attr is class_attributes.MISSING:
         if is_wrapper_type(obj.cls):
             return _wrapper_attr(vm, obj, name)
         if obj.real is not None and obj.source is not None:
@@ -148,11 +145,11 @@ def tensor_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
                 source = vm.session.sources.instance_attr(obj.source, name)
                 return vm.wrap(fields[name], source)
             vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
-        return missing(vm, obj, name)
+        return class_attributes.missing(vm, obj, name)
     kind = type(attr)
     if kind is types.MemberDescriptorType and is_wrapper_type(obj.cls):
         return _wrapper_attr(vm, obj, name)
-    if kind in C_METHODS:
+    if kind in class_attributes.C_METHODS:
         return NativeMethod(attr, obj, name)
     if kind is types.FunctionType:
         return BoundMethod(vm.held(attr), obj)
@@ -181,7 +178,7 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     """An attribute of an instance that wraps tensors. A tensor inside of an input is an input
     itself: to autograd it is another one than that around it."""
     if obj.make_node is not None:  # all that it has was set in the frame
-        return missing(vm, obj, name)
+        return class_attributes.missing(vm, obj, name)
     absent = object()
     known = getattr(obj.fake, name, absent)
     if obj.real is not None and obj.source is not None:
@@ -192,7 +189,7 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
             found = vm.wrap(getattr(obj.real, name), sources.attr(obj.source, name))
         else:
             vm.session.guards.add(c.HasInstanceAttr, obj.source, name, False)
-            return missing(vm, obj, name)
+            return class_attributes.missing(vm, obj, name)
         if isinstance(known, torch.Tensor) and not _is_same(getattr(found, "fake", None), known):
             raise GraphBreakSignal(f"`{name}` of a {obj.cls.__name__} that was replaced")
         return found
@@ -200,7 +197,7 @@ def _wrapper_attr(vm: Interpreter, obj: TensorValue, name: str) -> Value:
         run = vm.session.recorder.record
         return run("call_function", getattr, [obj, Constant(name)], {}, getattr)
     if known is absent:
-        return missing(vm, obj, name)
+        return class_attributes.missing(vm, obj, name)
     if dataclasses.is_dataclass(known):
         return vm.held(known)
     return vm.session.recorder.fold(known)

@@ -35,14 +35,14 @@ from dovetail_capture.marks import reason_of, substitute_of
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
-    from dovetail_capture.interpreter.machine.machine import Handler
+    from dovetail_capture.interpreter.machine.machine import Args, Handler, Kwargs
 
 
 def instantiate(
     vm: Interpreter,
     cls: type,
-    args: list[Value],
-    kwargs: dict[str, Value],
+    args: Args,
+    kwargs: Kwargs,
     class_value: Value | None = None,
     by_type: bool = False,
 ) -> Value:
@@ -85,9 +85,7 @@ def instantiate(
     return instance
 
 
-def _check_tensor_class(
-    cls: type, own_new: bool, args: list[Value], kwargs: dict[str, Value]
-) -> None:
+def _check_tensor_class(cls: type, own_new: bool, args: Args, kwargs: Kwargs) -> None:
     """Only a tensor by its class's own `__new__`, or of one tensor, can be made in a graph."""
     flagged = issubclass(cls, (nn.Parameter, nn.Buffer)) and cls is not nn.Parameter
     given = len(args) == 1 and isinstance(args[0], TensorValue) and not kwargs
@@ -103,8 +101,8 @@ def _initialise(
     cls: type,
     instance: Value,
     new: Any,
-    args: list[Value],
-    kwargs: dict[str, Value],
+    args: Args,
+    kwargs: Kwargs,
 ) -> None:
     # `__new__` may have made one of a subclass, whose `__init__` it is then.
     init_owner, init = class_attributes.class_lookup(vm, instance.python_type(), "__init__")
@@ -117,9 +115,7 @@ def _initialise(
         vm.raise_error(TypeError, f"{cls.__name__}() takes no arguments")
 
 
-def native_new(
-    vm: Interpreter, owner: type, cls: type, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def native_new(vm: Interpreter, owner: type, cls: type, args: Args, kwargs: Kwargs) -> Value:
     """`owner.__new__(cls, *args)` where `owner` is a C class."""
     if owner is object:
         class_attributes.class_lookup(vm, cls, "__abstractmethods__")
@@ -146,7 +142,7 @@ _SCRIPTED = "_torchdynamo_inline"  # what torch.jit calls the Python function be
 _WITHOUT_ALIAS = ("builtins", "collections")
 
 
-def call(vm: Interpreter, fn: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def call(vm: Interpreter, fn: Value, args: Args, kwargs: Kwargs) -> Value:
     """`fn(*args, **kwargs)`."""
     if type(fn) is functions.BoundMethod:
         return call(vm, fn.function, [fn.receiver, *args], kwargs)
@@ -210,7 +206,7 @@ def _handler_of_calls(vm: Interpreter, cls: type) -> Handler | None:
     return vm.handlers.get(method) if isinstance(method, Hashable) else None
 
 
-def _call_cached(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _call_cached(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> Value:
     """A call through `functools.cache`: interpreted once for equal arguments (`cached_calls`)."""
     parts = [*args, *kwargs.values()]
     typed = real.cache_parameters()["typed"]

@@ -11,19 +11,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.graph.random_tensors import decided
-from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts
+from dovetail_capture.interpreter.protocols import choices, class_attributes, dicts, operands
 from dovetail_capture.interpreter.protocols.choices import COMPARE
 from dovetail_capture.interpreter.protocols.class_attributes import C_METHODS
 from dovetail_capture.interpreter.protocols.constants import UNKNOWN, as_python
-from dovetail_capture.interpreter.protocols.operands import (
-    concrete,
-    fold,
-    has_own,
-    is_number,
-    record_call,
-    refuse_opaque,
-    settled,
-)
 from dovetail_capture.interpreter.protocols.truth_and_length import truth
 from dovetail_capture.interpreter.protocols.weak_targets import is_proxy
 from dovetail_capture.interpreter.signals import GraphBreakSignal
@@ -66,18 +57,19 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
         return choices.compare(vm, symbol, left, right)
     own = _has_own_comparison(vm, symbol, left, right)
     if isinstance(left, Constant) and isinstance(right, Constant) and not own:
-        return fold(vm, fn, left.value, right.value)
+        return operands.fold(vm, fn, left.value, right.value)
     if left_class is ArrayValue or right_class is ArrayValue:
         return vm.arrays.compare(vm, symbol, left, right)  # type: ignore[no-any-return]
     if isinstance(left, SymbolicNumber) or isinstance(right, SymbolicNumber):
-        if is_number(left) and is_number(right):
-            result = fold(vm, fn, settled(left.value), settled(right.value))  # type: ignore[attr-defined]
+        if operands.is_number(left) and operands.is_number(right):
+            numbers = [operands.settled(side.value) for side in (left, right)]  # type: ignore[attr-defined]
+            result = operands.fold(vm, fn, *numbers)
             if vm.session.draws.calls and isinstance(result, SymbolicNumber):
                 return vm.decided(result)
             return result
         other = right if isinstance(left, SymbolicNumber) else left
         if isinstance(other, Constant) and isinstance(other.value, (int, float)):
-            return compare(vm, symbol, concrete(left), concrete(right))
+            return compare(vm, symbol, operands.concrete(left), operands.concrete(right))
     if left_class is TensorValue or right_class is TensorValue:
         return _compare_tensor(vm, symbol, left, right)
     if symbol in ("==", "!=") and _PROXY in (left.python_type(), right.python_type()):
@@ -90,10 +82,10 @@ def compare(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     if answer is not None:
         return answer
     if symbol in ("==", "!="):
-        refuse_opaque(symbol, *(v for v in (left, right) if not _is_itself_alone(vm, v)))
+        operands.refuse_opaque(symbol, *(v for v in (left, right) if not _is_itself_alone(vm, v)))
         equal_now = _equal(vm, vm.native(left), vm.native(right))
         return boolean(equal_now == (symbol == "=="))
-    refuse_opaque(symbol, left, right)
+    operands.refuse_opaque(symbol, left, right)
     return _order(vm, symbol, vm.native(left), vm.native(right))
 
 
@@ -112,7 +104,9 @@ def _has_own_comparison(vm: Interpreter, symbol: str, left: Value, right: Value)
     """Has one of two operands a comparison of the program's, though it is a constant?"""
     _, name, reflected = COMPARE[symbol]
     equal = ("__eq__",) if symbol == "!=" else ()
-    return has_own(vm, left, name, *equal) or has_own(vm, right, reflected, *equal)
+    return operands.has_own(vm, left, name, *equal) or operands.has_own(
+        vm, right, reflected, *equal
+    )
 
 
 def _compare_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
@@ -123,7 +117,7 @@ def _compare_tensor(vm: Interpreter, symbol: str, left: Value, right: Value) -> 
     answer = None
     if isinstance(other, Constant):
         answer = decided(symbol, tensor, other.value, tensor is right)  # type: ignore[arg-type]
-    result = record_call(vm, COMPARE[symbol][0], [left, right])
+    result = operands.record_call(vm, COMPARE[symbol][0], [left, right])
     if answer is not None and isinstance(result, TensorValue):
         result.answer = answer
     return result
@@ -137,7 +131,9 @@ def _answer_of_methods(vm: Interpreter, symbol: str, left: Value, right: Value) 
     if left_type is not right_type and left_type in right_type.__mro__:
         asked.reverse()
     for receiver, method_name, other in asked:
-        if receiver.__class__ is ObjectValue or has_own(vm, receiver, method_name, "__eq__"):
+        if receiver.__class__ is ObjectValue or operands.has_own(
+            vm, receiver, method_name, "__eq__"
+        ):
             _, method = class_attributes.class_lookup(vm, receiver.python_type(), method_name)
             if isinstance(method, types.FunctionType):
                 result = vm.call(vm.held(method), [receiver, other], {})
@@ -221,7 +217,7 @@ def _order(vm: Interpreter, symbol: str, left: Value, right: Value) -> Value:
     if not holds_symbol(left) and not holds_symbol(right):
         real_left, real_right = as_python(vm, left), as_python(vm, right)
         if real_left is not UNKNOWN and real_right is not UNKNOWN:
-            return fold(vm, fn, real_left, real_right)
+            return operands.fold(vm, fn, real_left, real_right)
     kinds = (ListValue, TupleValue)
     if isinstance(left, kinds) and isinstance(right, kinds):
         for first, second in zip(vm.iterate(left), vm.iterate(right), strict=False):

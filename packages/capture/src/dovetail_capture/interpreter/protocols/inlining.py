@@ -26,6 +26,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+    from dovetail_capture.interpreter.machine.machine import Args, Kwargs
 
 
 _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
@@ -62,8 +63,8 @@ def bind(
     code: types.CodeType,
     defaults: Any,
     kwdefaults: dict[str, Any],
-    args: list[Value],
-    kwargs: dict[str, Value],
+    args: Args,
+    kwargs: Kwargs,
     called: str = "",
 ) -> list[Any]:
     """Values of the argument slots, in `co_varnames` order, as CPython binds them; `called` is the
@@ -118,8 +119,8 @@ def _binding_error(
     code: types.CodeType,
     defaults: Any,
     kwdefaults: dict[str, Any],
-    args: list[Value],
-    kwargs: dict[str, Value],
+    args: Args,
+    kwargs: Kwargs,
     called: str,
 ) -> NoReturn:
     """Raise the TypeError of a call that does not fit the signature, in CPython's words: it is
@@ -148,34 +149,32 @@ def _binding_error(
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 
 
-def _graph_break(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _graph_break(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     message = vm.as_python(args[0] if args else kwargs.get("msg", Constant("")))
     raise GraphBreakSignal(f"graph_break() was called{': ' + message if message else ''}")
 
 
-def _is_compiling(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _is_compiling(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.call(Constant(torch.compiler.is_compiling), args, kwargs)
 
 
-def _is_exporting(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _is_exporting(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.call(Constant(torch.compiler.is_exporting), args, kwargs)
 
 
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
-def _breaks_are_errors(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _breaks_are_errors(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     vm.session.modes.error_blocks.append((args[0], vm.truth(vm.get_attr(args[0], "flag"))))
     return NONE
 
 
-def _breaks_are_errors_to_torch(
-    vm: Interpreter, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _breaks_are_errors_to_torch(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     flag = vm.truth(vm.get_attr(args[0], "error_on_graph_break"))
     vm.session.modes.error_blocks.append((args[0], flag))
     return NONE
 
 
-def _breaks_as_before(vm: Interpreter, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _breaks_as_before(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     blocks = vm.session.modes.error_blocks
     if not blocks or blocks[-1][0] is not args[0]:  # Python entered it, at a break, and leaves it
         raise GraphBreakSignal("the end of an `error_on_graph_break` block that began before")
@@ -208,8 +207,8 @@ def call_function(
     vm: Interpreter,
     fn: Constant,
     real: types.FunctionType,
-    args: list[Value],
-    kwargs: dict[str, Value],
+    args: Args,
+    kwargs: Kwargs,
 ) -> Value:
     """Call a pre-existing Python function: a library handler, a graph node, or inlined."""
     real = marks.without_others_marks(real)
@@ -265,9 +264,7 @@ def _tells_of_method(real: Any) -> bool:
     return str(real.__qualname__).startswith("TensorBase.")
 
 
-def _constant_result(
-    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def _constant_result(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> Value:
     """Run a function whose result the user calls constant; nothing guards what it gives."""
     known = [_real_object(vm, arg) for arg in args]
     named = {name: _real_object(vm, arg) for name, arg in kwargs.items()}
@@ -284,9 +281,7 @@ def _real_object(vm: Interpreter, value: Value) -> Any:
     return real
 
 
-def inline(
-    vm: Interpreter, function: Callable[..., Any], args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def inline(vm: Interpreter, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> Value:
     """Interpret a pre-existing Python function's body."""
     real = cast(types.FunctionType, function)
     code = real.__code__
@@ -315,9 +310,7 @@ def inline(
     return vm.run_frame(Frame(vm, code, real.__globals__, slots, closure))
 
 
-def call_made_function(
-    vm: Interpreter, fn: FunctionValue, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def call_made_function(vm: Interpreter, fn: FunctionValue, args: Args, kwargs: Kwargs) -> Value:
     """Interpret the body of a function that was made in the frame."""
     if fn.code.co_flags & _ASYNC:
         raise GraphBreakSignal(f"a call of the coroutine function {fn.code.co_qualname}")

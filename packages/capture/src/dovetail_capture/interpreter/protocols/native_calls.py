@@ -22,6 +22,7 @@ from dovetail_capture.interpreter.values.tensors import TensorValue
 
 if TYPE_CHECKING:
     from dovetail_capture.interpreter.machine import Interpreter
+    from dovetail_capture.interpreter.machine.machine import Args, Kwargs
 
 
 def _storages(vm: Interpreter, value: Value) -> list[Any]:
@@ -33,9 +34,7 @@ def _storages(vm: Interpreter, value: Value) -> list[Any]:
     return []
 
 
-def _refuse_custom_write(
-    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
-) -> None:
+def _refuse_custom_write(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> None:
     """Graphs are made functional: refuse custom operators that write so that no functional twin
     can stand for them, or to memory that another argument shows, too."""
     if isinstance(real, torch._ops.OpOverloadPacket):
@@ -56,9 +55,7 @@ def _refuse_custom_write(
             )
 
 
-def call_handler(
-    vm: Interpreter, handler: Any, real: Any, args: list[Value], kwargs: dict[str, Value]
-) -> Value:
+def call_handler(vm: Interpreter, handler: Any, real: Any, args: Args, kwargs: Kwargs) -> Value:
     """What the handler of a function gives; NotImplemented if it leaves the call as it is."""
     if kwargs and not (_reads_keywords(handler) or vm.is_operation(real)):
         args, kwargs = _by_place(real, args, kwargs)
@@ -92,9 +89,7 @@ def _pair(read: Any) -> tuple[Any, ...]:
     return read if isinstance(read, tuple) else ()
 
 
-def _by_place(
-    real: Any, args: list[Value], kwargs: dict[str, Value]
-) -> tuple[list[Value], dict[str, Value]]:
+def _by_place(real: Any, args: Args, kwargs: Kwargs) -> tuple[list[Value], dict[str, Value]]:
     """The arguments of a C function with those given by name put in their places."""
     args, kwargs = list(args), dict(kwargs)
     try:
@@ -127,9 +122,7 @@ _OF_THEIR_NUMBER = re.compile(
 )
 
 
-def check_arguments(
-    vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]
-) -> None:
+def check_arguments(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> None:
     """Raise the error of a call with so many arguments, or with such names, as never can be."""
     if args and type(real) in class_attributes.C_METHODS and real.__objclass__ in _COUNTED:
         cls = vm.native(args[0]).python_type()
@@ -166,7 +159,7 @@ def _wrong_arguments(
     return None
 
 
-def call_native(vm: Interpreter, real: Any, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def call_native(vm: Interpreter, real: Any, args: Args, kwargs: Kwargs) -> Value:
     """Call a C function or method descriptor, or another callable object known at capture."""
     try:
         handler = vm.handlers.get(real)

@@ -13,13 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dovetail_capture.interpreter.signals import CannotRebuild
+from dovetail_capture.interpreter.values import containers
 from dovetail_capture.interpreter.values.base import Constant, Lazy, Value
-from dovetail_capture.interpreter.values.containers import (
-    DictValue,
-    ListValue,
-    SetValue,
-    TupleValue,
-)
 from dovetail_capture.interpreter.values.functions import CellValue
 from dovetail_capture.interpreter.values.objects import ObjectValue
 from dovetail_capture.interpreter.values.symbolic import SymbolicNumber
@@ -68,9 +63,11 @@ def _members(changed: Any) -> list[Any]:
     """What a cell, or a container, that was there before holds now."""
     if isinstance(changed, CellValue):
         return [changed.content]
-    if isinstance(changed, DictValue):
+    if isinstance(changed, containers.DictValue):
         return [*changed.deleted, *(part for entry in changed.entries.values() for part in entry)]
-    return list(changed.items.values() if isinstance(changed, SetValue) else changed.items)
+    return list(
+        changed.items.values() if isinstance(changed, containers.SetValue) else changed.items
+    )
 
 
 def check(kept: Kept, leaving: Container[int]) -> None:
@@ -91,7 +88,7 @@ def _parts(result: Value) -> tuple[tuple[Value, tuple[int, ...]], ...] | None:
         held = _held(value)
         if held is None:
             return None
-        if not isinstance(value, TupleValue) and held is not _NOTHING:
+        if not isinstance(value, containers.TupleValue) and held is not _NOTHING:
             found[id(value)] = value, tuple(map(id, held))
         waiting += held
     return tuple(found.values())
@@ -105,11 +102,11 @@ def _held(value: Any) -> list[Any] | None:
     plain = (Constant, Lazy, TensorValue, SymbolicNumber)
     if isinstance(value, plain) or value.source is not None:
         return _NOTHING
-    if isinstance(value, (TupleValue, ListValue)):
+    if isinstance(value, (containers.TupleValue, containers.ListValue)):
         return list(value.items)
-    if isinstance(value, SetValue):
+    if isinstance(value, containers.SetValue):
         return list(value.items.values())
-    if isinstance(value, DictValue):
+    if isinstance(value, containers.DictValue):
         return [part for entry in value.entries.values() for part in entry]
     if isinstance(value, ObjectValue):
         native = [] if value.native is None else [value.native]

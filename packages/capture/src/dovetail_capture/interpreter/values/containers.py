@@ -204,19 +204,9 @@ class DictValue(Value):
     """
 
     __slots__ = (
-        "attributes",
-        "cls",
-        "default_factory",
-        "deleted",
-        "entries",
-        "holder",
-        "is_instance_dict",
-        "left",
-        "moves",
-        "mutated",
-        "origin",
-        "read",
-    )
+        "attributes", "cls", "default_factory", "deleted", "entries", "holder", "is_instance_dict",
+        "left", "moves", "mutated", "origin", "read",
+    )  # fmt: skip
 
     def __init__(self, cls: type = dict, source: Source | None = None, origin: Any = None) -> None:
         self.cls = cls
