@@ -219,27 +219,18 @@ def kept(
     return Form(overload, Dialect.PRIMS, shape, decomposition, library=True)
 
 
-def reduction(
+def of_kind(
     name: str,
     says: str,
     *forms: Form,
-    meaning: Callable[..., Any] | None = None,
-    kind: Kind = Kind.REDUCTION,
-) -> Card:
-    """An operator that combines the elements along dimensions."""
-    return Card(name, 1, says, forms, meaning=meaning, kind=kind)
-
-
-def moving(
-    name: str,
-    says: str,
-    *forms: Form,
+    kind: Kind,
     in_place: tuple[str, ...] = (),
     meaning: Callable[..., Any] | None = None,
-    kind: Kind = Kind.VIEW,
 ) -> Card:
-    """An operator that looks at no element."""
+    """An operator that is not computed element by element."""
     return Card(name, 1, says, forms, in_place=in_place, meaning=meaning, kind=kind)
 
 
-moved = partial(moving, kind=Kind.MOVED)
+reduction = partial(of_kind, kind=Kind.REDUCTION)
+moving = partial(of_kind, kind=Kind.VIEW)
+moved = partial(of_kind, kind=Kind.MOVED)

@@ -20,21 +20,25 @@ def _expand(values: Sequence[Size], rank: int) -> Sequence[Size]:
     return tuple(values) * rank if len(values) == 1 else values
 
 
-def convolution_sizes(
-    x: Sizes,
-    weight: Sizes,
-    stride: Sequence[Size],
-    padding: Sequence[Size],
-    dilation: Sequence[Size],
-    transposed: bool,
-    output_padding: Sequence[Size],
-    groups: Size,
-) -> Sizes:
+@dataclass(frozen=True)
+class Windows:
+    """How a convolution's windows lie, as its operators are told behind the tensors."""
+
+    stride: Sequence[Size]
+    padding: Sequence[Size]
+    dilation: Sequence[Size]
+    transposed: bool
+    output_padding: Sequence[Size]
+    groups: Size
+
+
+def convolution_sizes(x: Sizes, weight: Sizes, windows: Windows) -> Sizes:
     """The output sizes of a convolution with batch dimension."""
-    rank = len(weight) - 2
-    stride, padding = _expand(stride, rank), _expand(padding, rank)
-    dilation, output_padding = _expand(dilation, rank), _expand(output_padding, rank)
-    out: list[Size] = [x[0], weight[1] * groups if transposed else weight[0]]
+    rank, transposed = len(weight) - 2, windows.transposed
+    stride, padding = _expand(windows.stride, rank), _expand(windows.padding, rank)
+    dilation = _expand(windows.dilation, rank)
+    output_padding = _expand(windows.output_padding, rank)
+    out: list[Size] = [x[0], weight[1] * windows.groups if transposed else weight[0]]
     for d in range(rank):
         kernel = dilation[d] * (weight[d + 2] - 1) + 1
         size = x[d + 2]
@@ -49,17 +53,6 @@ def convolution_sizes(
             size = (size + 2 * padding[d] - kernel) // stride[d] + 1
         out.append(size)
     return tuple(out)
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How a convolution's windows lie."""
-
-    stride: Sequence[Size]
-    dilation: Sequence[Size]
-    transposed: bool
-    output_padding: Sequence[Size]
-    groups: Size
 
 
 def _by_onednn(x: FakeTensor, weight: FakeTensor, windows: Windows) -> bool:
@@ -113,21 +106,13 @@ def _working_strides(sizes: Sizes) -> Sizes:
     return layout.channels_last(sizes)
 
 
-def convolution(
-    x: FakeTensor,
-    weight: FakeTensor,
-    bias: FakeTensor | None,
-    stride: Sequence[Size],
-    padding: Sequence[Size],
-    dilation: Sequence[Size],
-    transposed: bool,
-    output_padding: Sequence[Size],
-    groups: Size,
-) -> Any:
+def convolution(x: FakeTensor, weight: FakeTensor, bias: FakeTensor | None, *given: Any) -> Any:
     """Any convolution, with a batch dimension."""
     if len(x._sizes) != len(weight._sizes):
         return NotImplemented
-    channels = weight._sizes[0] if transposed else weight._sizes[1] * groups
+    windows = Windows(*given)
+    groups = windows.groups
+    channels = weight._sizes[0] if windows.transposed else weight._sizes[1] * groups
     if x._sizes[1] != channels:
         raise RuntimeError(
             f"Given groups={groups}, weight of size {list(weight._sizes)}, expected input"
@@ -137,35 +122,21 @@ def convolution(
         raise RuntimeError(
             f"Input type ({x._dtype}) and weight type ({weight._dtype}) should be the same"
         )
-    for what, least, given in (("stride", 1, stride), ("padding", 0, padding),
-                               ("dilation", 1, dilation)):  # fmt: skip
-        if not all(layout.insisted(number >= least) for number in given):
+    for what, least in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        if not all(layout.insisted(number >= least) for number in getattr(windows, what)):
             sign = "non-positive" if least else "negative"
             raise RuntimeError(f"{sign} {what} is not supported")
-    sizes = convolution_sizes(
-        x._sizes, weight._sizes, stride, padding, dilation, transposed, output_padding, groups
-    )
-    windows = Windows(stride, dilation, transposed, output_padding, groups)
+    sizes = convolution_sizes(x._sizes, weight._sizes, windows)
     if len(sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows):
         return make(sizes, _working_strides(sizes), x._dtype, x._device)
     return layout.fresh(sizes, x._dtype, x._device)
 
 
 def convolution_backward(
-    grad: FakeTensor,
-    x: FakeTensor,
-    weight: FakeTensor,
-    bias_sizes: Sequence[Size] | None,
-    stride: Sequence[Size],
-    padding: Sequence[Size],
-    dilation: Sequence[Size],
-    transposed: bool,
-    output_padding: Sequence[Size],
-    groups: Size,
-    output_mask: Sequence[bool],
+    grad: FakeTensor, x: FakeTensor, weight: FakeTensor, bias_sizes: Any, *given: Any
 ) -> tuple[FakeTensor | None, FakeTensor | None, FakeTensor | None]:
     """Gradients of input, weight, bias."""
-    windows = Windows(stride, dilation, transposed, output_padding, groups)
+    windows, output_mask = Windows(*given[:-1]), given[-1]
     last = len(x._sizes) in (3, 4, 5) and _output_channels_last(x, weight, windows)
 
     # PyTorch's own kernels for two dimensions on a CPU leave the weight's gradient in rows if these

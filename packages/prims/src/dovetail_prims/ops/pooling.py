@@ -68,24 +68,14 @@ def max_pool2d(
     return _pool_output(x, spatial, x._dtype), _pool_output(x, spatial, torch.int64)
 
 
-def max_pool3d(
-    x: FakeTensor,
-    kernel_size: Sequence[Size],
-    stride: Sequence[Size] = (),
-    padding: Sequence[Size] = (0,),
-    dilation: Sequence[Size] = (1,),
-    ceil_mode: bool = False,
-) -> Any:
+def max_pool3d(x: FakeTensor, kernel_size: Sequence[Size], *rest: Any) -> Any:
     """`max_pool3d_with_indices` of a volume without a batch, which is laid as one of a batch."""
     if len(x._sizes) != 4 or is_contiguous(x._sizes, x._strides):
         return NotImplemented
     last = _volume_channels_last(x)
     plain = fresh(x._sizes, x._dtype, x._device)
-    results = run_on_meta(
-        torch.ops.aten.max_pool3d_with_indices.default,
-        (plain, kernel_size, stride, padding, dilation, ceil_mode),
-        {},
-    )
+    op = torch.ops.aten.max_pool3d_with_indices.default
+    results = run_on_meta(op, (plain, kernel_size, *rest), {})
     return tuple(
         make(r._sizes, channels_last_strides((1, *r._sizes))[1:], r._dtype, r._device)
         if last
