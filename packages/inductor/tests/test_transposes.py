@@ -49,6 +49,15 @@ def test_several_operands_lie_across() -> None:
 
 def test_channels_become_last_and_first_again() -> None:
     images = numbers(torch.float32, 3, 40, 17, 19)
-    check(lambda x: x.permute(0, 2, 3, 1).contiguous(), images, tiled=False)
-    check(lambda x: x.permute(0, 3, 1, 2).contiguous(), images, tiled=False)
-    check(lambda x: x.to(memory_format=torch.channels_last), images, tiled=False)
+    check(lambda x: x.permute(0, 2, 3, 1).contiguous(), images)
+    check(lambda x: x.permute(0, 3, 1, 2).contiguous(), images)
+    check(lambda x: x.to(memory_format=torch.channels_last), images)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_nothing_but_a_copy(dtype: torch.dtype) -> None:
+    """Of which one side lies across, whichever is gone along; long rows, too."""
+    for sizes in ((128, 64), (33, 65), (64, 9000), (9000, 64)):
+        many_tiles = sizes[0] < 9000  # (else as many threads as there are may want blocks)
+        check(lambda x: x.t().contiguous(), numbers(dtype, *sizes), tiled=many_tiles)
+    check(lambda x: x.permute(2, 1, 0).contiguous(), numbers(dtype, 64, 7, 70))

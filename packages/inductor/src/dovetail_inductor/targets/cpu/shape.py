@@ -99,11 +99,8 @@ class KernelShape:
 @lru_cache(maxsize=1)
 def host_simd_bytes() -> int:
     """Width of the host's vector registers: 64 with AVX-512, else 32 with AVX2, else 16."""
-    flags: set[str] = set()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            flags = set(line.partition(":")[2].split())
-            break
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = set(next((line.split() for line in lines if line.startswith("flags")), ()))
     if {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags:
         return 64
     return 32 if {"avx2", "fma", "f16c"} <= flags else 16
@@ -120,10 +117,8 @@ def lanes_of(nests: Sequence[LoopNest], vector: Var, length: int, simd_bytes: in
 def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None) -> KernelShape:
     """Decide the loops of a kernel, for as many threads as torch uses now; with `along`, vectors
     are along that variable."""
-    vector = _choose_vector(kernel) if along is None else along
-    lanes = 1
-    if vector is not None:
-        lanes = lanes_of(kernel.nests, vector, vector.size, simd_bytes)
+    vector = _choose_vector(kernel, simd_bytes) if along is None else along
+    lanes = 1 if vector is None else lanes_of(kernel.nests, vector, vector.size, simd_bytes)
     by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
     cost = sum(count(n.values).cost + 1 for n in kernel.nests)
     block: int | None = None
@@ -146,13 +141,11 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None)
     else:
         items, loops, block, per_item = _pointwise_loops(kernel, vector, lanes)
     unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
-    tile = _choose_tile(kernel, vector, lanes) if vector is not None and block is None else None
-    if any(nest.scatter is not None for nest in kernel.nests):
-        tile = None
-    if tile is not None:
+    tile = _choose_tile(kernel, vector, lanes, block is not None) if vector is not None else None
+    if vector is not None and tile is not None:
         items = tuple(v for v in kernel.rows if v is not vector and v is not tile)
-        loops = (vector,) if vector is not None else ()
-        per_item = lanes * TILE_RATIO * (hint_of(vector.size) if vector is not None else 1)
+        loops, block = (vector,), None
+        per_item = lanes * TILE_RATIO * hint_of(vector.size)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
     return KernelShape(items, loops, vector, lanes, block, by_row, grain, unroll, tile)
 
@@ -224,21 +217,27 @@ def _cost_along(nest: LoopNest, vector: Var) -> int:
     return cost
 
 
-def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int) -> Var | None:
-    """The variable along which some loads of a pointwise kernel are contiguous that stride along
-    the vectorised one: a transposition. Such loads go through square tiles, read along this
-    variable and used along the other."""
-    if kernel.columns or hint_of(vector.size) < lanes:
+def _choose_tile(kernel: FusedKernel, vector: Var, lanes: int, blocks: bool) -> Var | None:
+    """The variable of the tiles that some loads of a kernel go through. They are read along all of
+    the vectorised variable: one that is long enough for `blocks` needs tiles for all threads."""
+    rows = (v for v in kernel.rows if v is not vector)
+    tiles = -(-hint_of(prod(v.size for v in rows)) // (lanes * TILE_RATIO))
+    few = blocks and tiles < torch.get_num_threads()
+    if few or any(nest.scatter is not None for nest in kernel.nests):
         return None
     inside = kernel.writes()
-    for nest in kernel.nests:
-        for load in nest.loads:
-            if load.buffer in inside or not is_transposed(load, vector):
-                continue
-            for v in kernel.rows:
-                if v is not vector and hint_of(v.size) >= lanes and load.index.coefficient(v) == 1:
-                    return v
-    return None
+    loads = (load for nest in kernel.nests for load in nest.loads if load.buffer not in inside)
+    return next((v for load in loads for v in _tiles_of(kernel, load, vector, lanes)), None)
+
+
+def _tiles_of(kernel: FusedKernel, load: Load, vector: Var, lanes: int) -> list[Var]:
+    """The variables along which a load of a pointwise kernel is contiguous that strides along the
+    vectorised one: a transposition. Such a load goes through square tiles, read along one of these
+    variables and used along the other."""
+    if kernel.columns or hint_of(vector.size) < lanes or not is_transposed(load, vector):
+        return []
+    across = (v for v in kernel.rows if v is not vector and hint_of(v.size) >= lanes)
+    return [v for v in across if load.index.coefficient(v) == 1]
 
 
 def is_plain_along(nest: LoopNest, v: Var) -> bool:
@@ -315,7 +314,7 @@ def _without_vectors(nests: Sequence[LoopNest]) -> int:
     return found
 
 
-def _choose_vector(kernel: FusedKernel) -> Var | None:
+def _choose_vector(kernel: FusedKernel, simd_bytes: int) -> Var | None:
     """The variable along which most accesses are contiguous; None if vectors cannot help."""
     scalar_only = _without_vectors(kernel.nests)
     for nest in kernel.nests:
@@ -337,6 +336,10 @@ def _choose_vector(kernel: FusedKernel) -> Var | None:
                 score -= 1.5 * weight
             elif stride in (1, -1):
                 score += weight
+            elif isinstance(load, Load) and _tiles_of(
+                kernel, load, var, lanes_of(kernel.nests, var, var.size, simd_bytes)
+            ):
+                score += weight / 4
             elif stride:
                 score -= weight * (1.0 if load is not None else 1.5)
         size = max(hint_of(var.size), 1)
@@ -373,11 +376,8 @@ def _longest_at_strides(
     long = max(inside, key=lambda v: hint_of(v.size), default=None)
     if long is None or hint_of(long.size) < LONG_VECTOR:
         return None
-    for index in accesses:
-        hidden = any(a.value.free >> long.id & 1 for a in index.indirects())
-        if hidden or index.coefficient(long) is None:
-            return None
-    return long
+    hidden = any(a.value.free >> long.id & 1 for index in accesses for a in index.indirects())
+    return None if hidden or any(index.coefficient(long) is None for index in accesses) else long
 
 
 def _widest(nests: Sequence[LoopNest], vector: Var) -> int:
