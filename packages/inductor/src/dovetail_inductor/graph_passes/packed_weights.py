@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from dovetail_inductor.fx_nodes import call_at, fake_of
 from dovetail_inductor.graph_passes.channels_last import has_onednn
 from dovetail_inductor.loop_ir.sizes import hint_of
-from dovetail_inductor.lowering.depthwise import is_by_channel
+from dovetail_inductor.lowering.convolutions import has_few_taps, is_by_pixel
 from dovetail_inductor.lowering.values import shape_of
 from dovetail_inductor.targets import CPU
 
@@ -50,10 +50,10 @@ def pack_weights(graph: Graph, constant: set[Node]) -> None:
     """Have the calls of a graph whose weights and biases are among the nodes `constant` take packed
     weights, which become some of these. Every node needs `meta["val"]`."""
     for node in list(graph.nodes):
-        if node in constant or not packs(node):
-            continue
-        if is_by_channel(node):
+        if has_few_taps(node) or is_by_pixel(node):
             _lay_out_taps(graph, constant, node)
+            continue
+        if node in constant or not packs(node):
             continue
         begin = _CALLS[node.target]
         x, weight = node.args[begin : begin + 2]

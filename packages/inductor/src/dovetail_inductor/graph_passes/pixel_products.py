@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from dovetail_inductor.fx_nodes import call_at, fake_of
 from dovetail_inductor.loop_ir.loops import same_strides
 from dovetail_inductor.loop_ir.sizes import hint_of
+from dovetail_inductor.lowering.convolutions import is_by_pixel
 from dovetail_inductor.lowering.values import shape_of, stride_of
 from dovetail_inductor.options import InductorOptions
 
@@ -59,6 +60,8 @@ def _is_small(node: Node, options: InductorOptions) -> bool:
     if not most or x._dtype is not torch.float32 or any(n != 1 for n in by[2:]):
         return False
     stride, padding, _, transposed, _, groups = args[windows : windows + 6]
+    if is_by_pixel(node) and stride_of(weight, node.name)[0] == 1:
+        return False  # its loops are faster
     if transposed or groups != 1 or any(n != 1 for n in stride) or any(n != 0 for n in padding):
         return False
     return prod(sizes) > 0 and prod(sizes) * by[0] <= most

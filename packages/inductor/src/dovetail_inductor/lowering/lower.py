@@ -30,7 +30,7 @@ from dovetail_inductor.loop_ir.sizes import (
 )
 from dovetail_inductor.lowering import aligned, linear, pointwise
 from dovetail_inductor.lowering.conditionals import CompileBranch, control_flow
-from dovetail_inductor.lowering.depthwise import depthwise
+from dovetail_inductor.lowering.convolutions import convolution
 from dovetail_inductor.lowering.externs import as_promised, element, extern_call
 from dovetail_inductor.lowering.in_memory import (
     bytes_until_read,
@@ -202,7 +202,7 @@ def _call(
         if result is not NotImplemented:
             return result
     if rule_name(node) == "convolution.default":
-        result = depthwise(ctx, node, args)
+        result = convolution(ctx, node, args)
         if result is not NotImplemented:
             return result
     if rule_name(node) == "addmm.default" and not in_memory and linear.adds_a_row(args, kwargs):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -23,8 +24,10 @@ from dovetail_inductor.targets.cpu.shape import GRAIN_COST, KernelShape, is_plai
 from dovetail_inductor.targets.cpu.syntax import index_text
 from dovetail_inductor.targets.cpu.writer import Name, Place, Writer
 
-# Results side by side at the most: their sums and what they read have 32 registers.
-MOST_HIGH = 6
+# Results of a tile at the most, and vectors side by side where these share operands: their sums
+# and what they read have 32 registers.
+MOST_HIGH = 7
+MOST_WIDE = 3
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Tiles:
     """A kernel of sums of products in tiles of results.
 
     shape: its loops, of which the last two are along the tiles and along vectors.
+    wide: how many vectors side by side a tile has at the most.
     summed: the loop over a sum's terms within which those of the others are written out (None:
         all are), from the largest of `begins` to the least of `ends`.
     segments: the kernel along the tiles, in which a nest that reduces stands once for each term.
@@ -40,6 +44,7 @@ class Tiles:
     builder: Builder
     kernel: FusedKernel
     shape: KernelShape
+    wide: int
     summed: Var | None
     begins: tuple[Index, ...]
     ends: tuple[Index, ...]
@@ -67,7 +72,9 @@ def find_tiles(builder: Builder, kernel: FusedKernel, simd_bytes: int) -> Tiles 
         if nest.index.coefficient(vector) != 1 or not is_plain_along(nest, vector):
             return None
     along = min(others, key=lambda v: sums[0].index.coefficient(v) or 0)
-    summed = kernel.columns[0] if len(kernel.columns) > 1 else None
+    asks = isinstance(sums[0].body, Apply) and sums[0].body.op == "where"
+    summed = None if asks and len(kernel.columns) == 1 else kernel.columns[0]
+    wide = MOST_WIDE if any(_is_shared(nest, vector) for nest in sums) else 1
     limits = _limits(sums, summed, along)
     terms = [one for nest in kernel.nests for one in _terms(builder, nest, summed, limits)]
     written = replace(kernel, nests=tuple(terms))
@@ -76,7 +83,8 @@ def find_tiles(builder: Builder, kernel: FusedKernel, simd_bytes: int) -> Tiles 
     return Tiles(
         builder,
         kernel,
-        _shape(kernel, vector, along, simd_bytes),
+        _shape(kernel, vector, along, wide, simd_bytes),
+        wide,
         summed,
         tuple(index for index, begins in bounds if begins),
         tuple(index for index, begins in bounds if not begins),
@@ -84,12 +92,24 @@ def find_tiles(builder: Builder, kernel: FusedKernel, simd_bytes: int) -> Tiles 
     )
 
 
-def _shape(kernel: FusedKernel, vector: Var, along: Var, simd_bytes: int) -> KernelShape:
+def _is_shared(nest: LoopNest, vector: Var) -> bool:
+    """Whether vectors side by side read an operand in common."""
+    return any(not load.free >> vector.id & 1 for load in nest.loads)
+
+
+def _shape(kernel: FusedKernel, vector: Var, along: Var, wide: int, simd_bytes: int) -> KernelShape:
+    """The loops of a kernel: an item is a row of tiles, or one across where there is but one."""
     lanes = lanes_of(kernel.nests, vector, vector.size, simd_bytes)
     items = tuple(v for v in kernel.rows if v not in (vector, along))
-    per_item = vector.size * along.size * kernel.column_points
+    block = None if items else lanes * _width(vector.size // lanes, wide)
+    per_item = (block or vector.size) * along.size * kernel.column_points
     grain = max(1, GRAIN_COST // (per_item * sum(count(n.values).cost + 1 for n in kernel.nests)))
-    return KernelShape(items, (along, vector), vector, lanes, None, False, grain)
+    return KernelShape(items, (along, vector), vector, lanes, block, False, grain)
+
+
+def _width(vectors: int, most: int) -> int:
+    """How many of these vectors are side by side in tiles as wide as one another, but the last."""
+    return -(-vectors // -(-vectors // most)) if vectors else 1
 
 
 def _limits(sums: Sequence[LoopNest], summed: Var | None, along: Var) -> list[Apply]:
@@ -178,15 +198,22 @@ class TileWriter:
                 text = index_text(index, lambda v: f"i{v.id}", lambda e: "")
                 w.line(f"{name} = {text} {sign} {name} ? {text} : {name};")
         vector, n = tiles.shape.loops[-1], w.lanes
-        name, size = f"i{vector.id}", vector.size
-        whole = size - size % n
-        if whole:
-            head = f"for (int64_t {name} = 0; {name} < {whole}; {name} += {n}) {{"
-            self._block([vector], head, self._segments)
-        if size % n:
+        name, (vectors, rest) = f"i{vector.id}", divmod(vector.size, n)
+        start, whole = 0, n * vectors
+        while start < whole:  # as many side by side as in the first turns, then what is left
+            wide = min(_width(vectors, tiles.wide), (whole - start) // n)
+            end = whole - (whole - start) % (n * wide)
+            begin, till = str(start), f"{name} < {end}"
+            if tiles.shape.block is not None:
+                begin, till = f"first > {start} ? first : {start}", f"{till} && {name} < last"
+            head = f"for (int64_t {name} = {begin}; {till}; {name} += {n * wide}) {{"
+            self._block([vector], head, partial(self._segments, wide))
+            start = end
+        if rest:
             w.tail = True
-            head = f"{{ const int64_t {name} = {whole}; const int n = {size % n};"
-            self._block([vector], head, self._segments)
+            head = "{" if tiles.shape.block is None else f"if (last == {vector.size}) {{"
+            head += f" const int64_t {name} = {whole}; const int n = {rest};"
+            self._block([vector], head, partial(self._segments, 1))
             w.tail = False
 
     def _block(self, loops: Sequence[Var], head: str, body: Callable[[], None]) -> None:
@@ -197,31 +224,33 @@ class TileWriter:
         lines = w.close()
         w.scopes[-1].lines += [head, *(f"  {line}" for line in lines), "}"]
 
-    def _segments(self) -> None:
-        """The tiles of each segment: as few as can be, as high as one another, then what is
-        left."""
+    def _segments(self, wide: int) -> None:
+        """The tiles of each segment: as few as can be, as high as one another, then what is left;
+        each so many vectors wide."""
         for segment in self.tiles.segments:
             size = segment.var.size
             high = -(-size // -(-size // MOST_HIGH))
-            self._tiles(segment, 0, size // high, high)
+            self._tiles(segment, 0, size // high, (high, wide))
             if size % high:
-                self._tiles(segment, size - size % high, 1, size % high)
+                self._tiles(segment, size - size % high, 1, (size % high, wide))
 
-    def _tiles(self, segment: Segment, start: int, count: int, high: int) -> None:
-        """So many tiles of one height."""
-        v = Var(segment.var.id, count)
+    def _tiles(self, segment: Segment, start: int, count: int, sides: tuple[int, int]) -> None:
+        """So many tiles with sides of so many results and vectors."""
+        v, vector, (high, wide) = Var(segment.var.id, count), self.tiles.shape.loops[-1], sides
         first = variable(v) * high + start if count > 1 else constant(start)
-        parts = [self._placed(segment, first + k) for k in range(high)]
+
+        def moved(k: int, across: int, at: Var) -> Index:
+            if at.id == v.id:
+                return first + k
+            return variable(at) + across * self.writer.lanes if at == vector else variable(at)
+
+        parts = [
+            [nest.renamed(self.tiles.builder, partial(moved, k, u)) for nest in segment.nests]
+            for k in range(high)
+            for u in range(wide)
+        ]
         head = f"for (int64_t i{v.id} = 0; i{v.id} < {count}; ++i{v.id}) {{"
         self._block([v], head, lambda: self._tile(parts))
-
-    def _placed(self, segment: Segment, at: Index) -> tuple[LoopNest, ...]:
-        """The nests of a segment at one result of a tile."""
-
-        def moved(v: Var) -> Index:
-            return at if v.id == segment.var.id else variable(v)
-
-        return tuple(nest.renamed(self.tiles.builder, moved) for nest in segment.nests)
 
     def _tile(self, parts: Sequence[Sequence[LoopNest]]) -> None:
         """The sums of a tile, then what follows them."""

@@ -1,4 +1,4 @@
-"""Convolutions of one channel a group by loops of ours: values, borders, and what joins them."""
+"""Convolutions of few taps and by one pixel by loops of ours: values, borders, what joins them."""
 
 from __future__ import annotations
 
@@ -57,6 +57,27 @@ def test_nan_and_infinity_go_where_eager_has_them(check):
     check(lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 16).relu(), x, w)
 
 
+@pytest.mark.parametrize("taken", [1, 3, 16, 40])
+@pytest.mark.parametrize("given", [8, 16, 24, 72, 112])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (14, 13)])
+def test_pixels_by_themselves(check, taken, given, size):
+    # As constant weights are laid out.
+    w, b = torch.randn(taken, given).t()[:, :, None, None], torch.randn(given)
+    x = torch.empty(2, *size, taken).normal_().permute(0, 3, 1, 2)
+
+    def fn(x, w, b):
+        return F.relu(F.conv2d(x, w, b)) + x.sum(1, keepdim=True)
+
+    assert not check(fn, x, w, b).externs
+
+
+@pytest.mark.parametrize("channels", [3, 5])
+def test_windows_of_few_channels(check, channels):
+    x, w, b = images(2, channels, 17, 12), torch.randn(24, channels, 3, 3), torch.randn(24)
+    result = check(lambda x, w, b: F.hardswish(F.conv2d(x, w, b, 2, 1)), x, w, b)
+    assert not result.externs
+
+
 def test_what_is_left_to_the_library(check):
     w = torch.randn(16, 1, 3, 3)
     for x, weight, groups in (
@@ -64,6 +85,7 @@ def test_what_is_left_to_the_library(check):
         (images(1, 8, 8, 8), w, 8),  # two results a channel
         (images(1, 4, 8, 8), w[:4], 4),
         (images(1, 16, 12, 12), torch.randn(16, 1, 9, 9), 16),
+        (images(1, 16, 8, 8), torch.randn(16, 16, 3, 3), 1),
     ):
         assert check(lambda x, w, n=groups: F.conv2d(x, w, groups=n), x, weight).externs
 
