@@ -7,8 +7,10 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import getitem
 
-from dovetail_autograd_aot import AotLog
+from dovetail_autograd_aot import AotLog, PartitionedGraph
+from dovetail_autograd_aot.boundary import ViewOf
 from dovetail_capture.reporting.failures import Failure
 from dovetail_runtime import KernelBuild
 from dovetail_runtime.cuda_graphs import GraphedArtifact
@@ -16,6 +18,9 @@ from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step,
 from torch.fx import GraphModule
 
 from dovetail.weights import ConstantWeights
+
+# Operators of backwards that are calls of libraries, as their forwards are; others' names tell.
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
 @dataclass(frozen=True)
@@ -125,3 +130,29 @@ class BegunAhead:
 
     def __reduce__(self) -> tuple[type[BegunAhead], tuple[()]]:
         return BegunAhead, ()
+
+
+def is_as_written(gm: GraphModule, parts: PartitionedGraph, made: list[CompiledGraph]) -> bool:
+    """Whether a captured graph does by its own operators' calls what was `made` of it: it only
+    takes views, or it is one call of a library's, in the forward and in the backward."""
+    forward = _calls(parts.forward)
+    if not forward:
+        steps = [output.step for output in parts.signature.outputs]
+        views = sum(len(step.view) for step in steps if isinstance(step, ViewOf))
+        return len(_calls(gm)) <= views
+    if len(_calls(gm)) != 1 or len(made) != 1 or made[0].kernels:
+        return False
+    ran = [name.partition(".")[0] for name in made[0].extern_calls]
+    backward = [] if parts.backward is None else _calls(parts.backward)
+    alone = len(ran) == 1 and ran == forward
+    return alone and all(op in _PRODUCTS or op.endswith("_backward") for op in backward)
+
+
+def _calls(gm: GraphModule) -> list[str]:
+    """The operators that a graph calls, but for permutations and what takes results apart."""
+    found = []
+    for node in gm.graph.nodes:
+        whole = node.args[0].meta.get("val") if node.target is getitem else None
+        if node.op.startswith("call_") and not isinstance(whole, tuple | list):
+            found.append(getattr(getattr(node.target, "_schema", None), "name", ""))
+    return [name for name in found if name != "aten::permute"]

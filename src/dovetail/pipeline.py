@@ -49,6 +49,7 @@ from dovetail_inductor import (
 from dovetail_prims.artifact_log import tell
 from dovetail_prims.conditionals import run_plainly
 from dovetail_prims.decompositions import core_aten_table
+from dovetail_prims.graphs.backend_traits import AsWritten
 from dovetail_prims.node_facts import FUNCTION, STATIC, blamed
 from dovetail_prims.sizes.at_sizes import is_symbolic
 from dovetail_prims.wrappers import has_wrappers, is_wrapper
@@ -58,7 +59,7 @@ from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPo
 from torch.fx import GraphModule
 
 from dovetail.backends.eager_kernels import run_eagers_kernels
-from dovetail.compile_records import Begun, BegunAhead, CompiledGraph, CompileRecords
+from dovetail.compile_records import Begun, BegunAhead, CompiledGraph, CompileRecords, is_as_written
 from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize
 from dovetail.stages_shown import is_anything_shown, passes_shown, tell_of_cuda_graph, tell_of_plan
@@ -162,7 +163,12 @@ class CompilerBackend:
         generated = sum(g.codegen_s + g.load_s for g in self.records.graphs[known:])
         self.records.tracing_s += time.perf_counter() - start - generated
         writes_unseen = stages.writes_unseen and self.options.constant_weights
-        return self._telling(run) if writes_unseen else run
+        if writes_unseen:
+            return self._telling(run)
+        plain = not (wrapped or self.options.cudagraphs or self.options.constant_weights)
+        made = [] if on_gpu else self.records.graphs[known:]  # (there, libraries' calls stay ours)
+        as_written = plain and stages.parts and is_as_written(gm, stages.parts, made)
+        return AsWritten(run) if as_written else run
 
     def _telling(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, after which nothing is known of weights."""
@@ -298,13 +304,13 @@ class CompilerBackend:
 @dataclass
 class _Stages:
     """What AOT autograd calls while it compiles one captured graph: to cut a joint graph, then to
-    compile its forward and its backward. `signature` is that of the latest of these graphs."""
+    compile its forward and its backward. `parts` are the latest of these graphs."""
 
     backend: CompilerBackend
     gm: GraphModule
     role: _Role
     keeps_weights: bool
-    signature: Signature | None = None
+    parts: PartitionedGraph | None = None
     writes_unseen: bool = False  # are inputs written without their version counters' telling?
     has_storages: bool = False
 
@@ -314,7 +320,7 @@ class _Stages:
         parts = cut(joint, self.backend.options)
         tell("aot_joint_graph", place, joint.as_text, suffix="py", value=joint)
         tell("aot_graphs", place, parts.as_text, suffix="py", value=parts)
-        self.signature = parts.signature
+        self.parts = parts
         # (Beside a loss, other outputs most likely get no gradient: another backward is needed.)
         outputs: Any = parts.forward.graph.output_node().args[0]
         losses = {outputs[i].meta["val"].dim() == 0 for i in parts.signature.differentiable}
@@ -330,10 +336,10 @@ class _Stages:
         """Compile a forward; what depends on weights alone is computed once, if that is asked
         for."""
         role, constant = self.role, frozenset[int]()
-        if self.signature is not None:
-            role = replace(role, kept=_kept_by_the_caller(self.signature))
+        if self.parts is not None:
+            role = replace(role, kept=_kept_by_the_caller(self.parts.signature))
             if self.keeps_weights and not self.has_storages:
-                constant = never_written(self.gm, self.signature)
+                constant = never_written(self.gm, self.parts.signature)
         split = prepare_weights(graph, constant) if constant else None
         if split is None:
             return self.backend._compile(graph, inputs, role)

@@ -55,7 +55,7 @@ class CompileEveryTest:
         from dovetail_capture.frames.frame_versions import RegionSettings
 
         class ReplacesEveryFrame(CaptureContext):
-            def keeps_code(self, frame: Any) -> bool:
+            def keeps_code(self, frame: Any, compiled: Any) -> bool:
                 return False
 
         context = ReplacesEveryFrame(

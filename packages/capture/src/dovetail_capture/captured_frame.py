@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from dis import get_instructions
 from traceback import FrameSummary
 from types import CodeType
 from typing import Any
@@ -173,6 +174,18 @@ class CapturedFrame:
         output = next(node for node in reversed(self.graph.graph.nodes) if node.op == "output")
         outputs = output.args[0]
         return len(outputs) if isinstance(outputs, (tuple, list)) else 1
+
+    def is_its_graph(self) -> bool:
+        """Whether the frame is little but calls of its graph's operators: it calls nothing else,
+        inlined nothing, and reads no module (which takes Python's time in each call)."""
+        assert self.graph is not None
+        nodes = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
+        inlined = any(node.meta["stack_trace"].count('File "') != 1 for node in nodes)
+        names = [instruction.opname for instruction in get_instructions(self.code)]
+        calls = sum(name.startswith(("CALL", "BEFORE_WITH")) for name in names)
+        reads_module = any(one.static for one in self.inputs)
+        told = self.attempt_options.told_compiling
+        return not (inlined or reads_module or told) and calls <= len(nodes)
 
     def grad_mode_before(self) -> tuple[bool, ...]:
         """The grad mode at the start of a frame whose graph sets another, else nothing: a graph

@@ -150,10 +150,7 @@ class ShapeEnv:
         if hint not in limits:
             raise ValueError(f"{source} is {hint}, outside its declared bounds {bounds}")
         shared = self._by_hint.get(hint) if dim is Dim.DUCK else None
-        name = f"s{len(self.hints) + len(self.unbacked)}"
-        self.hints[name], self.sources[name] = hint, source
-        self.facts.set_range(name, Range(0, _INF))
-        self._least[name] = 0
+        name = self._named("s", hint, source, Range(0, _INF))
         symbol = e.symbol(name)
         if shared is not None:
             self._assume(rel.eq(symbol, e.symbol(shared)), "sizes that were equal share a symbol")
@@ -169,6 +166,14 @@ class ShapeEnv:
             self._assume(rel.le(symbol, int(limits.upper)), "bounds")
         return symbol
 
+    def _named(self, kind: str, hint: int, source: Source, limits: Range) -> str:
+        """The name of a new symbol for what is at `source`, which is in these limits."""
+        name = f"{kind}{len(self.hints) + len(self.unbacked)}"
+        self.hints[name], self.sources[name] = hint, source
+        self.facts.set_range(name, limits)
+        self._least[name] = limits.lower
+        return name
+
     def symbol_of(self, source: Source) -> e.Expr | None:
         """The expression made for what is at `source`, if one was."""
         return self._by_source.get(source)
@@ -176,10 +181,7 @@ class ShapeEnv:
     def create_undecided_size(self, hint: int, source: Source) -> e.Expr:
         """A symbol for an input size of which nothing may be decided: not even that it is neither 0
         nor 1. (What a compiler decides later, with `keep_undecided` off, is guarded.)"""
-        name = f"s{len(self.hints) + len(self.unbacked)}"
-        self.hints[name], self.sources[name] = hint, source
-        self.facts.set_range(name, Range(0, _INF))
-        self._least[name] = 0
+        name = self._named("s", hint, source, Range(0, _INF))
         self.undecided.add(name)
         return self._by_source.setdefault(source, e.symbol(name))
 
@@ -192,10 +194,7 @@ class ShapeEnv:
                 reason = f"{source} is {hint} in this call; 0 and 1 are compiled apart"
                 self.specializations.append(Specialization(source, hint, reason))
                 return e.constant(hint)
-            name = f"s{len(self.hints) + len(self.unbacked)}"
-            self.hints[name], self.sources[name] = hint, source
-            self.facts.set_range(name, Range())
-            self._least[name] = -_INF
+            name = self._named("s", hint, source, Range())
             self.given.add(name)
             known = self._by_source[source] = e.symbol(name)
             least, why = (0, "not negative") if counts else (2, "not 0 or 1")
@@ -216,11 +215,8 @@ class ShapeEnv:
         if known is None:
             if hint != hint or (hint == 0 and str(hint)[0] == "-"):
                 return hint
-            name = f"f{len(self.hints) + len(self.unbacked)}"
-            self.hints[name], self.sources[name] = float_expr.key_of(hint), source
+            name = self._named("f", float_expr.key_of(hint), source, Range())
             self.floats[name] = hint
-            self.facts.set_range(name, Range())
-            self._least[name] = -_INF
             known = self._by_source[source] = e.symbol(name)
             self._assume(rel.ge(known, -float_expr.INFINITE_KEY), "not NaN")
             self._assume(rel.le(known, float_expr.INFINITE_KEY), "not NaN")
@@ -258,10 +254,8 @@ class ShapeEnv:
         known = self._truths.get(settled)
         if known is None and (self.unbacked | self.undecided).isdisjoint(settled.free_symbols()):
             source = self._computed("int", settled)
-            name = f"s{len(self.hints) + len(self.unbacked)}"
             known = self._truths[settled] = bool(settled.evaluate(self.hints))
-            self.hints[name], self.sources[name], self._least[name] = int(known), source, 0
-            self.facts.set_range(name, Range(0, 1))
+            name = self._named("s", int(known), source, Range(0, 1))
             self._assume(rel.eq(e.symbol(name), int(known)), "floats are compared")
         return known
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,41 +26,16 @@ def compile_inference(
 ) -> Callable[..., tuple[Any, ...]]:
     """No input gets a gradient: the compiled forward, and what has to be done after it. (Outputs
     may get gradients by way of others: `double` is for the run by eager that tells those.)"""
-    extend = graph_calls.extension(joint)
-    run = _run_forward(joint, parts.signature, forward, shield, double)
-    if extend is None:
-        return run
-    return lambda *inputs: run(*extend(inputs))
-
-
-def _run_forward(
-    joint: JointGraph,
-    signature: Signature,
-    forward: graph_calls.Compiled,
-    shield: bool,
-    double: DoubleBackward | None,
-) -> Callable[..., tuple[Any, ...]]:
+    extend, signature = graph_calls.extension(joint), parts.signature
     points = () if double is None or not shield else joint.points
     epilogue = _epilogue(signature, points)
-    no_autocast = torch._C._is_any_autocast_enabled()
 
     def without_autocast(*inputs: Any) -> Sequence[Any]:
         with torch._C._DisableAutocast():
             return forward(*inputs)
 
-    target = without_autocast if no_autocast else forward
-    if not shield:
-        if epilogue is None:
-            if hasattr(target, "run_consuming"):  # a plan's, which gives a tuple
-                return cast(graph_calls.Run, target)
-            return lambda *inputs: tuple(target(*inputs))
-
-        def with_epilogue(*inputs: Any) -> tuple[Any, ...]:
-            return epilogue(inputs, target(*inputs))
-
-        return with_epilogue
-
-    if signature.differentiable:
+    target = without_autocast if torch._C._is_any_autocast_enabled() else forward
+    if shield and signature.differentiable:
         across = CrossOutputGradients(double, points) if double is not None and points else None
         apply = graph_calls.apply_of(_without_gradients(target, signature, across))
         anchor = torch.empty((), requires_grad=True)
@@ -77,15 +53,18 @@ def _run_forward(
                 context.replay = double.counted_again(context.replay)
             return outputs
 
-        return recorded
+        run: graph_calls.Run = recorded
+    elif epilogue is None and not shield and hasattr(target, "run_consuming"):
+        run = cast(graph_calls.Run, target)  # a plan's, which gives a tuple
+    else:
+        call = partial(graph_calls.unrecorded, target) if shield else target
 
-    def shielded(*inputs: Any) -> tuple[Any, ...]:
-        results = graph_calls.unrecorded(target, *inputs)
-        if epilogue is None:
-            return tuple(results)
-        return epilogue(inputs, results)
+        def plain(*inputs: Any) -> tuple[Any, ...]:
+            results = call(*inputs)
+            return tuple(results) if epilogue is None else epilogue(inputs, results)
 
-    return shielded
+        run = plain
+    return run if extend is None else lambda *inputs: run(*extend(inputs))
 
 
 def _epilogue(signature: Signature, points: Sequence[GradientPoint]) -> Epilogue | None:

@@ -72,15 +72,8 @@ def dropout_scale(node: Any) -> float:
 
 def alias_key(t: Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same elements of the same memory."""
-    return (
-        t.untyped_storage()._cdata,
-        t.storage_offset(),
-        t.shape,
-        t.stride(),
-        t.dtype,
-        t.is_conj(),
-        t.is_neg(),
-    )
+    where = (t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride())
+    return (*where, t.dtype, t.is_conj(), t.is_neg())
 
 
 def edge_of(value: Any) -> tuple[Any, int]:

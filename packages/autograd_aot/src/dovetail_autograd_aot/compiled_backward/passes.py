@@ -22,8 +22,14 @@ from dovetail_autograd_aot.compiled_backward.description import (
     describe,
 )
 from dovetail_autograd_aot.compiled_backward.node_state import as_key
-from dovetail_autograd_aot.compiled_backward.opaque import Deviation, Frame, running
-from dovetail_autograd_aot.compiled_backward.program import LeafAction, Program, accumulate
+from dovetail_autograd_aot.compiled_backward.program import (
+    Deviation,
+    Frame,
+    LeafAction,
+    Program,
+    accumulate,
+    running,
+)
 from dovetail_autograd_aot.compiled_backward.recorder import record, replaced
 from dovetail_autograd_aot.native import nodes_module
 

@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode_temporarily
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dovetail_autograd_aot.compiled_backward import opaque, program
+from dovetail_autograd_aot.compiled_backward import program
 from dovetail_autograd_aot.compiled_backward.description import (
     Description,
     EngineCall,
@@ -114,7 +114,7 @@ class _Recorder(DispatchMode):
         self.known: Any = WeakIdKeyDictionary()
         self.inputs: dict[Any, Node] = {}  # by alias key
         self.storages: set[int] = set()
-        self.opaque: dict[int, opaque.OpaqueCall] = {}
+        self.opaque: dict[int, program.OpaqueCall] = {}
         self.leaf_calls: dict[int, list[int]] = {}  # slots called with a leaf
         self.leaf_given: dict[int, Node] = {}
         self.moved: set[Node] = set()  # additions to gradients that are made after the graph
@@ -176,7 +176,7 @@ class _Recorder(DispatchMode):
 
     def _bind(self, node: Node, result: Any, func: Any) -> None:
         """Remember which tensors a node gives."""
-        parts = opaque.as_tuple(result)
+        parts = program.as_tuple(result)
         if any(isinstance(t, Tensor) and t.layout is not torch.strided for t in parts):
             raise NotCapturable(f"{func} gives a tensor that is not strided")
         if isinstance(result, Tensor):
@@ -252,18 +252,18 @@ class _Recorder(DispatchMode):
         # it may give something else, and what else the engine does with the argument stays.
         with _pop_mode_temporarily():
             result = _copied(result)
-        found = [t for t in opaque.as_tuple(result) if isinstance(t, Tensor)] + [
+        found = [t for t in program.as_tuple(result) if isinstance(t, Tensor)] + [
             given[i] for i in written
         ]
         if any(t.layout is not torch.strided for t in found):
             self.failed = f"the {slot.kind} hook or function gives a tensor that is not strided"
             return result
-        layout, outputs = opaque.describe_results(found)
-        node = self.graph.call_function(opaque.opaque_operator(), (nodes, layout, outputs, number))
+        layout, outputs = program.describe_results(found)
+        node = self.graph.call_function(program.opaque_operator(), (nodes, layout, outputs, number))
         for i, t in enumerate(found):
             self.known[t] = self.graph.call_function(operator.getitem, (node, i))
-        self.opaque[number] = opaque.OpaqueCall(
-            structure, opaque.results_of(result), type(result) not in (tuple, list), written
+        self.opaque[number] = program.OpaqueCall(
+            structure, program.results_of(result), type(result) not in (tuple, list), written
         )
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from dovetail_autograd_aot import boundary as b
 from dovetail_autograd_aot.trace.autograd_queries import has_history
 
 aten = torch.ops.aten
+_UNCHANGED = nullcontext()  # (of the grad mode)
 
 
 class CallOutputs(list[Any]):
@@ -296,17 +297,8 @@ def make_view(
         return value
 
     several = [(i, s.of.call, s.index) for i, s in enumerate(steps) if s.of is not None][::-1]
-    if not several and signature.sizes == 0 and not places and all(s.grad_mode for s in steps):
-        static = [(s.op, s.args, dict(s.kwargs)) for s in steps]
-
-        def static_view(
-            tensor: Any, results: Sequence[Any], base: Any, outputs: CallOutputs
-        ) -> Any:
-            for op, args, kwargs in static:
-                tensor = op(tensor, *args, **kwargs)
-            return tensor
-
-        return static_view
+    # (Without the layer of Python that calls of `torch.ops` go through.)
+    calls = [(step, step.op._op, dict(step.kwargs)) for step in steps]
 
     def view(tensor: Any, results: Sequence[Any], base: Any, outputs: CallOutputs) -> Any:
         start = base.storage_offset() if places else 0
@@ -317,19 +309,20 @@ def make_view(
             if made is not None:
                 tensor, done = made[1][index], i + 1
                 break
-        for step in steps[done:]:
+        for step, op, kwargs in calls[done:]:
             of = step.of
-            args = [number(a, results) for a in (step if of is None else of).args]
-            kwargs = {k: number(v, results) for k, v in step.kwargs}
+            args: tuple[Any, ...] = (step if of is None else of).args
+            if signature.sizes:
+                args = tuple([number(a, results) for a in args])
+                kwargs = {k: number(v, results) for k, v in step.kwargs}
             if places and step.op is aten.as_strided.default:
-                args[2] += start
-            graded = step.grad_mode and torch.is_grad_enabled()
-            with torch.set_grad_enabled(graded):
+                args = (*args[:2], args[2] + start, *args[3:])
+            with _UNCHANGED if step.grad_mode else torch.no_grad():
                 if of is None:
-                    tensor = step.op(tensor, *args, **kwargs)
+                    tensor = op(tensor, *args, **kwargs)
                     continue
                 views = of.op(tensor, *args)
-                outputs.together[of.call, id(origin), graded] = origin, views
+                outputs.together[of.call, id(origin), torch.is_grad_enabled()] = origin, views
                 tensor = views[step.index]
         return tensor
 

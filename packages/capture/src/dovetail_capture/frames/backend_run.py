@@ -15,7 +15,7 @@ import torch
 from dovetail_guards.assumptions import Assumptions
 from dovetail_guards.torch_state import FUNCTION_MODES
 from dovetail_prims.conditionals import run_plainly
-from dovetail_prims.graphs.backend_traits import first_symbolic_node, runs_graph_itself, traits_of
+from dovetail_prims.graphs import backend_traits
 from dovetail_prims.node_facts import OPERATION, blamed
 
 from dovetail_capture.captured_frame import CapturedFrame
@@ -55,10 +55,11 @@ class NeedsStaticGraphs(Exception):
 @dataclass(frozen=True)
 class CompiledGraph:
     """What a backend made of a frame's graph (None: there is none), and what it assumed of symbolic
-    sizes for that."""
+    sizes for that. `as_written`: the program's own calls cost no more."""
 
     call: Callable[..., Any] | None = None
     assumed: Assumptions = field(default_factory=Assumptions)
+    as_written: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def run_backend(
     NodeRefused where another capture may help, BackendError otherwise.
     """
     assert frame.graph is not None
-    traits = traits_of(backend)
-    symbol = None if traits.symbolic else first_symbolic_node(frame.graph)
+    traits = backend_traits.traits_of(backend)
+    symbol = None if traits.symbolic else backend_traits.first_symbolic_node(frame.graph)
     if symbol is not None and asked.static:
         _refuse_data_dependent(symbol, backend, code, asked.breaks_allowed)
     try:
@@ -106,8 +107,9 @@ def run_backend(
         if symbol is not None:
             raise NeedsStaticGraphs(f"backend {name_of(backend)} failed: {error!r}") from error
         compiled = _uncompiled(backend, error, code, frame, facts, log, asked)
+    as_written = isinstance(compiled, backend_traits.AsWritten)
     check_callable(compiled, name_of(backend), code)
-    runs_itself = runs_graph_itself(compiled, frame.graph)
+    runs_itself = backend_traits.runs_graph_itself(compiled, frame.graph)
     if symbol is not None and not runs_itself:
         raise NeedsStaticGraphs(
             f"backend {name_of(backend)} does not declare that it compiles {_ALL}"
@@ -118,7 +120,7 @@ def run_backend(
     assumed = frame.assumed_since()
     if frame.shape_env is not None:
         frame.shape_env.freeze()  # what is assumed from here on would be guarded by nobody
-    return CompiledGraph(call, assumed)
+    return CompiledGraph(call, assumed, as_written)
 
 
 _ALL = "graphs for all sizes and numbers (dovetail_capture.takes_symbolic_graphs)"
@@ -149,7 +151,7 @@ def _uncompiled(
     does where another capture may help, or the error is not to be passed over."""
     graph = frame.graph
     assert graph is not None
-    compiler = traits_of(backend).compiler
+    compiler = backend_traits.traits_of(backend).compiler
     recovers = asked.suppressed or (compiler and asked.on_error == "run_uncompiled")
     mistake = compiler and failures.is_mistake(error)
     if recovers and mistake:

@@ -268,13 +268,13 @@ class CaptureContext(frame_versions.FrameVersions):
             if resumption is None:
                 return _frame_hook.SKIP
         has_graph = frame.graph is not None
-        text, compiled = "", backend_run.CompiledGraph()
-        if frame.break_ is None and self.keeps_code(frame):
+        text = ""
+        compiled = self._compiled_graph(code, frame) if has_graph else backend_run.CompiledGraph()
+        if frame.break_ is None and self.keeps_code(frame, compiled):
             # Run as it is, the hook lets alone what it calls, too: that was captured, and has
             # nothing to compile, unless Python is told another thing than capture was.
             new_code = code.replace() if frame.attempt_options.told_compiling else code
         else:
-            compiled = self._compiled_graph(code, frame) if has_graph else compiled
             try:
                 unwinding = self._continuations.unwinding(code) if has_graph else None
                 leave = None
@@ -316,9 +316,9 @@ class CaptureContext(frame_versions.FrameVersions):
             self.log.frames.append(FrameRecord(frame, every, text))
         return self.add_version(code, FrameView(args, func), guards, guard, new_code)
 
-    def keeps_code(self, frame: CapturedFrame) -> bool:
-        """Does an unbroken frame go on with the user's code, as there is nothing to compile?"""
-        return frame.graph is None
+    def keeps_code(self, frame: CapturedFrame, compiled: backend_run.CompiledGraph) -> bool:
+        """Does an unbroken frame go on with the user's code, as nothing is gained by another?"""
+        return frame.graph is None or (compiled.as_written and frame.is_its_graph())
 
     def _captured(self, code: CodeType, func: FunctionType, args: tuple[Any, ...]) -> CapturedFrame:
         facts = self._facts.of(code)

@@ -32,6 +32,11 @@ class BackendTraits:
     compiler: bool = False
 
 
+class AsWritten(functools.partial[Any]):
+    """What a backend returns for a graph whose operators cost no more called one by one: it may be
+    called, but a frame that does nothing else may go on with the program's own code."""
+
+
 def traits_of(backend: Callable[..., Any]) -> BackendTraits:
     """What a backend declares; of one that declares nothing, nothing is assumed."""
     while isinstance(backend, functools.partial):

@@ -154,17 +154,12 @@ def get(vm: Interpreter, dictionary: DictValue, key: Any) -> Value | None:
     assert source is not None
     session = vm.session
     real = dict.get(origin, key, _ABSENT)  # `__getitem__` of a defaultdict would make one
+    of_instance, sources = dictionary.is_instance_dict, session.sources
     if real is _ABSENT:
-        if dictionary.is_instance_dict:
-            session.guards.add(c.HasInstanceAttr, source, key, False)
-        else:
-            session.guards.add(c.HasKey, source, key, False)
+        session.guards.add(c.HasInstanceAttr if of_instance else c.HasKey, source, key, False)
         return None
-    if dictionary.is_instance_dict:
-        child_source = session.sources.instance_attr(source, key)
-    else:
-        child_source = session.sources.item(source, key)
-    value = vm.wrap(real, child_source)
+    place_of_key = sources.instance_attr if of_instance else sources.item
+    value = vm.wrap(real, place_of_key(source, key))
     dictionary.read[key] = value
     return value
 
