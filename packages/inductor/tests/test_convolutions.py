@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from dovetail_inductor import compile_graph
+from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 
@@ -69,6 +69,16 @@ def test_pixels_by_themselves(check, taken, given, size):
         return F.relu(F.conv2d(x, w, b)) + x.sum(1, keepdim=True)
 
     assert not check(fn, x, w, b).externs
+
+
+@pytest.mark.parametrize("simd_bytes", [16, 32, 64])
+def test_vectors_of_any_width(check, simd_bytes):
+    x, w, v = images(2, 40, 9, 9), torch.randn(40, 1, 3, 3), torch.randn(40, 56)
+
+    def fn(x, w, v):
+        return F.conv2d(F.conv2d(x, w, None, 1, 1, 1, 40).relu(), v.t()[:, :, None, None])
+
+    assert not check(fn, x, w, v, options=InductorOptions(simd_bytes=simd_bytes)).externs
 
 
 @pytest.mark.parametrize("channels", [3, 5])

@@ -24,10 +24,9 @@ from dovetail_inductor.targets.cpu.shape import GRAIN_COST, KernelShape, is_plai
 from dovetail_inductor.targets.cpu.syntax import index_text
 from dovetail_inductor.targets.cpu.writer import Name, Place, Writer
 
-# Results of a tile at the most, and vectors side by side where these share operands: their sums
-# and what they read have 32 registers.
-MOST_HIGH = 7
-MOST_WIDE = 3
+# Results of a tile at the most, and vectors side by side where these share operands, by the bytes
+# of a vector: their sums and what they read have 32 registers, or 16.
+_SIDES = {64: (7, 3), 32: (6, 2), 16: (6, 2)}
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Tiles:
     """A kernel of sums of products in tiles of results.
 
     shape: its loops, of which the last two are along the tiles and along vectors.
-    wide: how many vectors side by side a tile has at the most.
+    high, wide: how many results a tile has at the most, and vectors side by side.
     summed: the loop over a sum's terms within which those of the others are written out (None:
         all are), from the largest of `begins` to the least of `ends`.
     segments: the kernel along the tiles, in which a nest that reduces stands once for each term.
@@ -44,6 +43,7 @@ class Tiles:
     builder: Builder
     kernel: FusedKernel
     shape: KernelShape
+    high: int
     wide: int
     summed: Var | None
     begins: tuple[Index, ...]
@@ -74,7 +74,8 @@ def find_tiles(builder: Builder, kernel: FusedKernel, simd_bytes: int) -> Tiles 
     along = min(others, key=lambda v: sums[0].index.coefficient(v) or 0)
     asks = isinstance(sums[0].body, Apply) and sums[0].body.op == "where"
     summed = None if asks and len(kernel.columns) == 1 else kernel.columns[0]
-    wide = MOST_WIDE if any(_is_shared(nest, vector) for nest in sums) else 1
+    high, wide = _SIDES[simd_bytes]
+    wide = wide if any(_is_shared(nest, vector) for nest in sums) else 1
     limits = _limits(sums, summed, along)
     terms = [one for nest in kernel.nests for one in _terms(builder, nest, summed, limits)]
     written = replace(kernel, nests=tuple(terms))
@@ -84,6 +85,7 @@ def find_tiles(builder: Builder, kernel: FusedKernel, simd_bytes: int) -> Tiles 
         builder,
         kernel,
         _shape(kernel, vector, along, wide, simd_bytes),
+        high,
         wide,
         summed,
         tuple(index for index, begins in bounds if begins),
@@ -229,7 +231,7 @@ class TileWriter:
         each so many vectors wide."""
         for segment in self.tiles.segments:
             size = segment.var.size
-            high = -(-size // -(-size // MOST_HIGH))
+            high = -(-size // -(-size // self.tiles.high))
             self._tiles(segment, 0, size // high, (high, wide))
             if size % high:
                 self._tiles(segment, size - size % high, 1, (size % high, wide))
