@@ -15,12 +15,15 @@ from dovetail_capture.reporting.failures import Failure
 from dovetail_runtime import KernelBuild
 from dovetail_runtime.cuda_graphs import GraphedArtifact
 from dovetail_runtime.plan import CallAten, LaunchCpp, LaunchTriton, Plan, Step, plans_within
+from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail.weights import ConstantWeights
 
 # Operators of backwards that are calls of libraries, as their forwards are; others' names tell.
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+# Elements that kernels of eager's go over no slower than it takes to call an autograd function.
+_SMALL = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,15 @@ def is_as_written(gm: GraphModule, parts: PartitionedGraph, made: list[CompiledG
         return False
     ran = [name.partition(".")[0] for name in made[0].extern_calls]
     backward = [] if parts.backward is None else _calls(parts.backward)
-    alone = len(ran) == 1 and ran == forward
-    return alone and all(op in _PRODUCTS or op.endswith("_backward") for op in backward)
+    library = all(op in _PRODUCTS or op.endswith("_backward") for op in backward)
+    return len(ran) == 1 and ran == forward and (library or _is_small(parts.backward))
+
+
+def _is_small(gm: GraphModule | None) -> bool:
+    """Whether calls, not elements, are what takes the time of a graph."""
+    values = [] if gm is None else [node.meta.get("val") for node in gm.graph.nodes]
+    counts = [value.numel() for value in values if isinstance(value, Tensor)]
+    return all(type(count) is int and count <= _SMALL for count in counts)
 
 
 def _calls(gm: GraphModule) -> list[str]:

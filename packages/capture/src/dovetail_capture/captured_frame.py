@@ -183,9 +183,8 @@ class CapturedFrame:
         inlined = any(node.meta["stack_trace"].count('File "') != 1 for node in nodes)
         names = [instruction.opname for instruction in get_instructions(self.code)]
         calls = sum(name.startswith(("CALL", "BEFORE_WITH")) for name in names)
-        reads_module = any(one.static for one in self.inputs)
-        told = self.attempt_options.told_compiling
-        return not (inlined or reads_module or told) and calls <= len(nodes)
+        others = self.attempt_options.told_compiling or any(one.static for one in self.inputs)
+        return not (inlined or others) and calls <= len(nodes)
 
     def grad_mode_before(self) -> tuple[bool, ...]:
         """The grad mode at the start of a frame whose graph sets another, else nothing: a graph

@@ -164,39 +164,23 @@ def make(
     storage: FakeStorage | None = None,
 ) -> FakeTensor:
     """`FakeTensor.make` for shape rules: positional, tuples given, never requires grad."""
+    symbolic = type(offset) is not int
     for s in sizes:
         if type(s) is not int:
-            return _make_symbolic(sizes, strides, dtype, device, offset, storage)
-    if type(offset) is not int:
-        return _make_symbolic(sizes, strides, dtype, device, offset, storage)
-    fake: FakeTensor = _make_wrapper(FakeTensor, sizes, strides, offset, dtype=dtype, device=device)
-    fake._sizes = sizes
-    fake._strides = strides
-    fake._offset = offset
-    fake._dtype = dtype
-    fake._device = device
-    fake._storage = FakeStorage((sizes, strides, offset, dtype)) if storage is None else storage
-    return fake
-
-
-def _make_symbolic(
-    sizes: Sizes,
-    strides: Sizes,
-    dtype: torch.dtype,
-    device: torch.device,
-    offset: Size,
-    storage: FakeStorage | None,
-) -> FakeTensor:
-    """A fake whose C++ object carries hints and asks us about sizes."""
-    fake: FakeTensor = _make_wrapper(
-        FakeTensor,
-        tuple(hint_of(s) for s in sizes),
-        tuple(hint_of(s) for s in strides),
-        hint_of(offset),
-        dtype=dtype,
-        device=device,
-        dispatch_sizes_strides_policy="sizes",
-    )
+            symbolic = True
+    fake: FakeTensor
+    if symbolic:  # its C++ object carries hints and asks us about sizes
+        fake = _make_wrapper(
+            FakeTensor,
+            tuple(hint_of(s) for s in sizes),
+            tuple(hint_of(s) for s in strides),
+            hint_of(offset),
+            dtype=dtype,
+            device=device,
+            dispatch_sizes_strides_policy="sizes",
+        )
+    else:
+        fake = _make_wrapper(FakeTensor, sizes, strides, offset, dtype=dtype, device=device)
     fake._sizes = sizes
     fake._strides = strides
     fake._offset = offset
