@@ -94,7 +94,7 @@ class Beginning(CompilerBackend):
 @pytest.mark.parametrize("fails", [(), (2,)])
 def test_a_backward_is_begun_while_its_forward_is_built(fails: tuple[int, ...]) -> None:
     """What fails then is done again when it is asked for."""
-    number = random.random()  # in no cache
+    number = random.SystemRandom().random()  # in no cache
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return (x * number).sin()
@@ -111,7 +111,7 @@ def test_a_backward_is_begun_while_its_forward_is_built(fails: tuple[int, ...]) 
 
 
 def test_an_error_of_a_backward_is_raised_by_the_backward() -> None:
-    number = random.random()
+    number = random.SystemRandom().random()
     backend = Beginning((2, 3))
     compiled = dovetail.compile(lambda x: (x * number).cos(), backend=backend)
     y = compiled(torch.randn(100, requires_grad=True))
@@ -120,7 +120,7 @@ def test_an_error_of_a_backward_is_raised_by_the_backward() -> None:
 
 
 def test_a_cached_forward_waits_for_no_backward() -> None:
-    number = random.random()
+    number = random.SystemRandom().random()
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return (x * number).sin()
