@@ -16,13 +16,14 @@ from dovetail_inductor.targets.cpu.writer import Writer
 def decode_item(shape: KernelShape) -> list[str]:
     """The item's variables from its number."""
     lines = []
-    sizes = [(f"i{v.id}", v.size) for v in shape.items]
+    tile = shape.tile
+    sizes = [
+        ("block", -(-v.size // shape.tile_height)) if v is tile else (f"i{v.id}", v.size)
+        for v in shape.items
+    ]
     if shape.block is not None:
         assert shape.vector is not None
         sizes.append(("block", -(-shape.vector.size // shape.block)))
-    tile = shape.tile
-    if tile is not None:
-        sizes.append(("block", -(-tile.size // shape.tile_height)))
     rest = "item"
     for position, (name, size) in enumerate(reversed(sizes)):
         if position == len(sizes) - 1:
@@ -47,12 +48,10 @@ def decode_item(shape: KernelShape) -> list[str]:
         assert shape.vector is not None
         block, size = shape.block, shape.vector.size
         lines.append(f"const int64_t first = block * {block};")
-        if is_multiple(size, block):
-            lines.append(f"const int64_t last = first + {block};")
-        else:
-            lines.append(
-                f"const int64_t last = first + {block} < {size} ? first + {block} : {size};"
-            )
+        end = f"first + {block}"
+        if not is_multiple(size, block):
+            end = f"{end} < {size} ? {end} : {size}"
+        lines.append(f"const int64_t last = {end};")
     return lines
 
 

@@ -138,7 +138,7 @@ class _Emitter:
 
     def run(self) -> CppSource:
         w = self.writer
-        w.open(self.shape.items)
+        w.open([v for v in self.shape.items if v is not self.shape.tile])
         if self.tiles is not None:
             TileWriter(self.tiles, w, self.place).run()
         elif self.kernel.columns:

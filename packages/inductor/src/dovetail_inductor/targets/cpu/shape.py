@@ -50,8 +50,8 @@ GRAIN_COST = 1 << 17
 class KernelShape:
     """The loops of the generated function.
 
-    items: variables decoded from the work item's number, outermost first. The last of them, if
-    `block` is set, counts blocks of `block` elements of `vector`.
+    items: variables decoded from the work item's number, outermost first: `tile` by its height.
+    The last of them, if `block` is set, counts blocks of `block` elements of `vector`.
     loops: variables of the loops of a pass over the columns, the vectorised one last.
     vector: the vectorised variable (None: scalar code), `lanes` at a time.
     by_row: the vectorised variable is a row variable of a kernel with columns, so that values of
@@ -73,9 +73,9 @@ class KernelShape:
     @property
     def work(self) -> int:
         """How many work items there are."""
-        work = prod(v.size for v in self.items)
-        if self.tile is not None:
-            work *= -(-self.tile.size // self.tile_height)
+        work = prod(
+            -(-v.size // self.tile_height) if v is self.tile else v.size for v in self.items
+        )
         if self.block is not None:
             assert self.vector is not None
             work *= -(-self.vector.size // self.block)
@@ -143,7 +143,7 @@ def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None)
     unroll = 4 if not by_row and vector is not None and _reduces_cheaply(kernel, vector) else 1
     tile = _choose_tile(kernel, vector, lanes, block is not None) if vector is not None else None
     if vector is not None and tile is not None:
-        items = tuple(v for v in kernel.rows if v is not vector and v is not tile)
+        items = tuple(v for v in kernel.rows if v is not vector)
         loops, block = (vector,), None
         per_item = lanes * TILE_RATIO * hint_of(vector.size)
     grain = max(1, GRAIN_COST // max(1, per_item * cost))
