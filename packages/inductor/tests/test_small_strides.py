@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from dovetail_inductor import compile_graph
+from dovetail_inductor.targets.cpu.shape import host_simd_bytes
 from dovetail_prims import trace_aten
 from dovetail_prims.decompositions import core_aten_table
 
@@ -53,11 +54,21 @@ def test_what_lies_beyond_does_not_count(check, stride):
     check(lambda x: (x.sum(), x.amax()), x)
 
 
+@pytest.mark.parametrize("stride", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+def test_the_rest_of_a_loop_reads_no_further(check, stride, dtype):
+    for count in (1, 2, 3, 5, 8, 15, 17, 31, 50):
+        x = torch.randint(-9, 9, ((count - 1) * stride + 1,)).to(dtype)
+        check(lambda x: torch.maximum(x[::stride], x.flip(0)[::stride] * 2), x)
+
+
 def test_they_are_vectors():
     x = torch.randn(100_000)[::2]
     assert "double acc" not in kernels(torch.sum, x)
     assert "lds<" in kernels(torch.sum, x) and "lds<" in kernels(torch.exp, x)
     assert "lds<" in kernels(lambda x: x.amax(1), torch.randn(999, 3))
+    if host_simd_bytes() >= 32:  # whatever is computed of them
+        assert "lds<" in kernels(lambda x: torch.maximum(x[::2], x[1::2]), torch.randn(1000))
 
 
 def test_extremes_at_random_places_take_no_jump(check):

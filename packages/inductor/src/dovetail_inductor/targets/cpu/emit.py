@@ -23,9 +23,9 @@ from dovetail_inductor.targets.cpu.shape import (
     KernelShape,
     choose_shape,
     is_plain_along,
-    is_transposed,
     lanes_of,
 )
+from dovetail_inductor.targets.cpu.strides import is_transposed
 from dovetail_inductor.targets.cpu.syntax import (
     ARITHMETIC,
     SIZE_FUNCTIONS,

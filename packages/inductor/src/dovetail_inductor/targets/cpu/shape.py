@@ -18,6 +18,7 @@ from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
+from dovetail_inductor.targets.cpu.strides import is_deinterleaved, is_transposed
 from dovetail_inductor.targets.cpu.syntax import SCALAR_ONLY_ON_INTEGERS
 
 # Vectors have no fewer lanes for being along a short variable.
@@ -250,13 +251,6 @@ def is_plain_along(nest: LoopNest, v: Var) -> bool:
     )
 
 
-def is_transposed(load: Load, vector: Var) -> bool:
-    """True for a plain load that strides along the vectorised variable."""
-    if load.mask is not None or load.index.indirects():
-        return False
-    return hint_of(load.index.coefficient(vector) or 0) > 1
-
-
 def _blocks_per_item(size: int, lanes: int, kernel: FusedKernel, wanted: int) -> int:
     """Vectors side by side in one work item.
 
@@ -340,7 +334,11 @@ def _choose_vector(kernel: FusedKernel, simd_bytes: int) -> Var | None:
                 kernel, load, var, lanes_of(kernel.nests, var, var.size, simd_bytes)
             ):
                 score += weight / 4
-            elif stride:
+            elif not stride or (
+                isinstance(load, Load) and is_deinterleaved(load, stride, simd_bytes)
+            ):
+                continue
+            else:
                 score -= weight * (1.0 if load is not None else 1.5)
         size = max(hint_of(var.size), 1)
         fill = size / (16 * -(-size // 16))  # how full the vectors would be

@@ -389,15 +389,20 @@ template <int N, class F> DV auto lane_values(F f) {
     return v;
   }
 }
-// p[i * S] in lane i, by way of whole vectors, of which none begins or ends beyond these elements.
-template <int S, int N, class U> DV V<U, N> strided(const U* p) {
+// p[i * S] in lane i < n, by way of vectors, of which none reads beyond these elements.
+template <int S, int N, class U> DV V<U, N> strided(const U* p, int n) {
+  auto part = [=](int start) {
+    const int left = (n - 1) * S + 1 - start;
+    if (left >= N) return raw_load<N, U>(p + start);
+    return raw_load_first<N, U>(p + start, left > 0 ? left : 0);
+  };
   V<typename signed_of<sizeof(U)>::type, N> from;
   for (int i = 0; i < N; ++i) from[i] = i * S < N ? i * S : 0;
-  auto r = __builtin_shuffle(raw_load<N, U>(p), from);
+  auto r = __builtin_shuffle(part(0), from);
   for (int j = 1; j < S; ++j) {
     const int start = j < S - 1 ? j * N : (N - 1) * (S - 1);
     for (int i = 0; i < N; ++i) from[i] = i * S / N == j ? N + i * S - start : i;
-    r = __builtin_shuffle(r, raw_load<N, U>(p + start), from);
+    r = __builtin_shuffle(r, part(start), from);
   }
   return r;
 }
@@ -406,9 +411,9 @@ template <int N, class T> DV auto lds(const T* p, int64_t stride, int n = N) {
   auto raw = (const R<T>*)p;
 #ifdef __AVX2__
   if constexpr (sizeof(T) >= 4) {
-    if (n == N && stride == 2) return widen_raw<T>(strided<2, N>(raw));
-    if (n == N && stride == 3) return widen_raw<T>(strided<3, N>(raw));
-    if (n == N && stride == 4) return widen_raw<T>(strided<4, N>(raw));
+    if (stride == 2) return widen_raw<T>(strided<2, N>(raw, n));
+    if (stride == 3) return widen_raw<T>(strided<3, N>(raw, n));
+    if (stride == 4) return widen_raw<T>(strided<4, N>(raw, n));
   }
 #endif
   if (n == N) return widen_raw<T>(lane_values<N>([=](int i) { return raw[i * stride]; }));
