@@ -25,7 +25,8 @@ _OURS = tuple(
     for name in ("capture", "guards", "autograd_aot", "prims", "inductor", "runtime")
 ) + ("/src/dovetail/",)
 # What an error passes through on its way to the user, what puts state back, and what torch's C++
-# asks of a symbolic number where no exception may pass (it would end the process).
+# asks of a symbolic number, or of a fake about its sizes, where no exception may pass (it would end
+# the process).
 _HANDLING = (
     "/failures.py",
     "/callers.py",
@@ -36,6 +37,11 @@ _HANDLING = (
 )
 _HANDLERS = frozenset(
     ("__exit__", "_judged", "_note", "_uncompiled", "_without_kernels", "recover")
+)
+
+
+_SIZES = frozenset(
+    f"aten::sym_{name}" for name in ("size", "stride", "numel", "storage_offset", "is_contiguous")
 )
 
 
@@ -52,9 +58,19 @@ class Failing:
         self.calls = 0
         self.where = ""
         self._depth = 0
+        self._question: FrameType | None = None
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
+        if self._question is not None:
+            if event == "return" and frame is self._question:
+                self._question = None
+            return
+        if event == "call" and code.co_name == "__torch_dispatch__":
+            schema = getattr(frame.f_locals.get("func"), "_schema", None)
+            if schema is not None and schema.name in _SIZES:
+                self._question = frame
+                return
         if code in _ENTRIES:
             self._depth += {"call": 1, "return": -1}.get(event, 0)
             return
