@@ -180,7 +180,7 @@ class CapturedFrame:
         inlined nothing, and reads no module (which takes Python's time in each call)."""
         assert self.graph is not None
         nodes = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
-        inlined = any(node.meta["stack_trace"].count('File "') != 1 for node in nodes)
+        inlined = any((node.meta.get("stack_trace") or "").count('File "') != 1 for node in nodes)
         names = [instruction.opname for instruction in get_instructions(self.code)]
         calls = sum(name.startswith(("CALL", "BEFORE_WITH")) for name in names)
         others = self.attempt_options.told_compiling or any(one.static for one in self.inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,13 +23,6 @@ from dovetail_prims.ops.common import (
 from dovetail_prims.shape_rules import layout
 from dovetail_prims.shape_rules.promotion import REDUCED
 
-
-def in_training(given: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments of a batch norm in training (up to the running variance, then momentum and
-    eps) as `native_batch_norm` takes them, which is told the mode between."""
-    return *given[:-2], True, *given[-2:]
-
-
 # --- shapes ---------------------------------------------------------------------------------------
 
 
@@ -41,7 +33,8 @@ def batch_norm_shape(
     running_mean: FakeTensor | None,
     running_var: FakeTensor | None,
     training: bool,
-    *rest: Any,
+    momentum: float,
+    eps: float,
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
     """`native_batch_norm` and the `_native_batch_norm_legit` forms with statistics."""
     norms.check_mixed(x, weight, bias, running_mean, running_var)
@@ -65,22 +58,42 @@ def batch_norm_shape(
 
 
 def batch_norm_no_stats_shape(
-    x: FakeTensor, weight: FakeTensor | None, bias: FakeTensor | None, *rest: Any
+    x: FakeTensor,
+    weight: FakeTensor | None,
+    bias: FakeTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor]:
     """`_native_batch_norm_legit.no_stats`."""
-    return batch_norm_shape(x, weight, bias, None, None, *rest)
+    return batch_norm_shape(x, weight, bias, None, None, training, momentum, eps)
 
 
-def batch_norm_with_update_shape(x: FakeTensor, *given: Any) -> Any:
+def batch_norm_with_update_shape(
+    x: FakeTensor,
+    weight: FakeTensor | None,
+    bias: FakeTensor | None,
+    running_mean: FakeTensor,
+    running_var: FakeTensor,
+    momentum: float,
+    eps: float,
+) -> Any:
     """`_batch_norm_with_update`; on a CPU nothing is reserved for the backward."""
     if x._device.type != "cpu":
         return NotImplemented
-    found = batch_norm_shape(x, *in_training(given))
+    found = batch_norm_shape(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return *found, layout.fresh((0,), torch.uint8, x._device)
 
 
 def cudnn_batch_norm_shape(
-    x: FakeTensor, weight: FakeTensor, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
+    x: FakeTensor,
+    weight: FakeTensor,
+    bias: FakeTensor | None,
+    running_mean: FakeTensor | None,
+    running_var: FakeTensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> tuple[FakeTensor, FakeTensor, FakeTensor, FakeTensor]:
     """`cudnn_batch_norm`. The reserve's size is cuDNN's secret; it only passes to the backward."""
     saved: Sizes = (x._sizes[1],) if training else (0,)
@@ -173,8 +186,12 @@ def _evaluate(
         used = aten.clone.default(cast(running_mean, x.dtype))
         return cast(out, input.dtype), used, rstd
     kept = norms.saved_dtype(input, weight, bias, running_mean)
-    mean, rstd = (aten.full.default([0], 0, dtype=kept, device=input.device) for _ in range(2))
-    return in_format(cast(out, input.dtype), input), mean, rstd
+    nothing = aten.full.default([0], 0, dtype=kept, device=input.device)
+    return (
+        in_format(cast(out, input.dtype), input),
+        nothing,
+        aten.full.default([0], 0, dtype=kept, device=input.device),
+    )
 
 
 def native_batch_norm(
@@ -202,15 +219,28 @@ def native_batch_norm(
 
 
 def native_batch_norm_no_stats(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, *rest: float
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Norm:
     """Without running statistics the batch's own are used, training or not"""
-    return _train(input, weight, bias, None, None, *rest)[:3]
+    return _train(input, weight, bias, None, None, momentum, eps)[:3]
 
 
-def native_batch_norm_no_training(*given: Any) -> Norm:
+def native_batch_norm_no_training(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> Norm:
     """By the running statistics"""
-    return _evaluate(*(*given[:-2], given[-1]))  # (the momentum is not asked)
+    return _evaluate(input, weight, bias, running_mean, running_var, eps)
 
 
 def native_batch_norm_functional(
@@ -238,18 +268,34 @@ def _reserve(input: Tensor) -> Tensor:
     return aten.full.default([0], 0, dtype=torch.uint8, device=input.device)
 
 
-def batch_norm_with_update(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def batch_norm_with_update(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training; the running statistics are written"""
-    return *native_batch_norm(*in_training(given)), _reserve(given[0])
+    norm = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *norm, _reserve(input)
 
 
 def batch_norm_with_update_functional(
-    *given: Any,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Training; the new running statistics are returned"""
-    *norm, new_mean, new_var = native_batch_norm_functional(*in_training(given))
-    out, mean, rstd = norm
-    return out, mean, rstd, _reserve(given[0]), new_mean, new_var
+    out, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        input, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    return out, mean, rstd, _reserve(input), new_mean, new_var
 
 
 def batch_norm_no_update(
@@ -269,9 +315,28 @@ def batch_norm_no_update(
     return *norm, _reserve(input)
 
 
-def cudnn_batch_norm(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def cudnn_batch_norm(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    exponential_average_factor: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """cuDNN's spelling: the same, and a reserve"""
-    return *native_batch_norm(*given), _reserve(given[0])
+    norm = native_batch_norm(
+        input,
+        weight,
+        bias,
+        running_mean,
+        running_var,
+        training,
+        exponential_average_factor,
+        epsilon,
+    )
+    return *norm, _reserve(input)
 
 
 # --- cards --------------------------------------------------------------------------------------

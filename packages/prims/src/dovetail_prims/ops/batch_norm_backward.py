@@ -21,10 +21,14 @@ def batch_norm_backward_shape(
     x: FakeTensor,
     weight: FakeTensor | None,
     running_mean: FakeTensor | None,
-    *rest: Any,
+    running_var: FakeTensor | None,
+    save_mean: FakeTensor | None,
+    save_invstd: FakeTensor | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
 ) -> tuple[FakeTensor | None, FakeTensor | None, FakeTensor | None]:
     """Gradients of input, weight, bias."""
-    train, _, output_mask = rest[-3:]
     channels = (x._sizes[1],)
     dtype = weight._dtype if weight is not None else statistics_dtype(x, running_mean)
     # Eager's CUDA kernel for given statistics knows one layout.
@@ -94,18 +98,42 @@ def native_batch_norm_backward(
     return to_input, to_weight, to_bias
 
 
-def batch_norm_backward(*given: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Tensor,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """As native_batch_norm_backward; `save_var` holds the reciprocal root there too"""
-    return native_batch_norm_backward(*given[:-1])  # (the reserve is not asked)
+    statistics = (running_mean, running_var, save_mean, save_var)
+    return native_batch_norm_backward(
+        grad_out, input, weight, *statistics, update, eps, output_mask
+    )
 
 
 def cudnn_batch_norm_backward(
-    input: Tensor, grad_output: Tensor, weight: Tensor, *rest: Any
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
+    epsilon: float,
+    reserveSpace: Tensor,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """cuDNN's spelling: always by the batch's own statistics"""
-    *statistics, epsilon, _ = rest
-    given = (grad_output, input, weight, *statistics, True, epsilon, (True, True, True))
-    return native_batch_norm_backward(*given)
+    statistics = (running_mean, running_var, save_mean, save_var)
+    return native_batch_norm_backward(
+        grad_output, input, weight, *statistics, True, epsilon, (True, True, True)
+    )
 
 
 # --- cards --------------------------------------------------------------------------------------

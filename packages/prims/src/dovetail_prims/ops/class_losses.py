@@ -128,7 +128,8 @@ def ctc_loss(
     targets: FakeTensor,
     input_lengths: Sequence[int],
     target_lengths: Sequence[int],
-    *rest: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
 ) -> tuple[FakeTensor, FakeTensor]:
     """The loss of each sequence, and the log probabilities of its prefixes."""
     if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:
@@ -146,7 +147,14 @@ def ctc_loss_backward(grad: FakeTensor, log_probs: FakeTensor, *rest: Any) -> Fa
     return fresh(log_probs._sizes, log_probs._dtype, log_probs._device)
 
 
-def ctc_loss_of_tensors(log_probs: FakeTensor, targets: FakeTensor, *rest: Any) -> Any:
+def ctc_loss_of_tensors(
+    log_probs: FakeTensor,
+    targets: FakeTensor,
+    input_lengths: FakeTensor,
+    target_lengths: FakeTensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
     """The loss of each sequence, and the log probabilities of its prefixes: twice as many and one
     as the longest target is long."""
     if log_probs._device.type != "cpu" or len(log_probs._sizes) != 3:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,58 +73,104 @@ def _permuted_like(
     return aten.permute.default(base, inverse)
 
 
-def _kind(x: Tensor, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The dtype and device of a new tensor: as its maker was told, else those of `x`"""
-    return {name: options.get(name) or getattr(x, name) for name in ("dtype", "device")}
-
-
 def full_like(
-    self: Tensor, fill_value: Number, *, memory_format: Format = None, **options: Any
+    self: Tensor,
+    fill_value: Number,
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
+    memory_format: Format = None,
+    **options: Any,
 ) -> Tensor:
     """A number everywhere, in the layout of `self`"""
-    kind = _kind(self, options)
+    dtype, device = dtype or self.dtype, device or self.device
     return _permuted_like(
-        self, memory_format, lambda size: aten.full.default(size, fill_value, **kind)
+        self,
+        memory_format,
+        lambda size: aten.full.default(size, fill_value, dtype=dtype, device=device),
     )
 
 
 def _filled_like(value: Number) -> Callable[..., Tensor]:
-    def filled_like(self: Tensor, **options: Any) -> Tensor:
-        return full_like(self, value, **options)
+    def filled_like(
+        self: Tensor,
+        *,
+        dtype: Dtype = None,
+        device: Device = None,
+        memory_format: Format = None,
+        **options: Any,
+    ) -> Tensor:
+        return full_like(self, value, dtype=dtype, device=device, memory_format=memory_format)
 
     filled_like.__doc__ = f"{value} everywhere"
     return filled_like
 
 
-def empty_like(self: Tensor, *, memory_format: Format = None, **options: Any) -> Tensor:
+def empty_like(
+    self: Tensor,
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
+    memory_format: Format = None,
+    **options: Any,
+) -> Tensor:
     """Anything everywhere"""
-    kind = _kind(self, options)
-    return _permuted_like(self, memory_format, lambda size: aten.empty.memory_format(size, **kind))
+    dtype, device = dtype or self.dtype, device or self.device
+    return _permuted_like(
+        self, memory_format, lambda size: aten.empty.memory_format(size, dtype=dtype, device=device)
+    )
 
 
-def new_full(self: Tensor, size: Sequence[int], fill_value: Number, **options: Any) -> Tensor:
+def new_full(
+    self: Tensor,
+    size: Sequence[int],
+    fill_value: Number,
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
+    **options: Any,
+) -> Tensor:
     """A number everywhere, row-major"""
-    return aten.full.default(size, fill_value, **_kind(self, options))
+    return aten.full.default(
+        size, fill_value, dtype=dtype or self.dtype, device=device or self.device
+    )
 
 
 def _new_filled(value: Number) -> Callable[..., Tensor]:
-    def new_filled(self: Tensor, size: Sequence[int], **options: Any) -> Tensor:
-        return new_full(self, size, value, **options)
+    def new_filled(
+        self: Tensor,
+        size: Sequence[int],
+        *,
+        dtype: Dtype = None,
+        device: Device = None,
+        **options: Any,
+    ) -> Tensor:
+        return new_full(self, size, value, dtype=dtype, device=device)
 
     new_filled.__doc__ = f"{value} everywhere, row-major"
     return new_filled
 
 
-def new_empty(self: Tensor, size: Sequence[int], **options: Any) -> Tensor:
+def new_empty(
+    self: Tensor, size: Sequence[int], *, dtype: Dtype = None, device: Device = None, **options: Any
+) -> Tensor:
     """Anything everywhere, row-major"""
-    return aten.empty.memory_format(size, **_kind(self, options))
+    return aten.empty.memory_format(size, dtype=dtype or self.dtype, device=device or self.device)
 
 
 def new_empty_strided(
-    self: Tensor, size: Sequence[int], stride: Sequence[int], **options: Any
+    self: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
+    **options: Any,
 ) -> Tensor:
     """Anything everywhere, with given strides"""
-    return aten.empty_strided.default(size, stride, **_kind(self, options))
+    return aten.empty_strided.default(
+        size, stride, dtype=dtype or self.dtype, device=device or self.device
+    )
 
 
 def _range_dtype(dtype: torch.dtype | None, *ends: Number) -> torch.dtype:

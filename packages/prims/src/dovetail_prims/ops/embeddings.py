@@ -80,7 +80,11 @@ def embedding_bag_forward_only_shape(
     if results is NotImplemented or mode != _SUM:
         return results
     sizes, device = offsets._sizes, weight._device
-    return *results[:2], *(fresh(sizes, indices._dtype, device) for _ in range(2))
+    return (
+        *results[:2],
+        fresh(sizes, indices._dtype, device),
+        fresh(sizes, indices._dtype, device),
+    )
 
 
 # --- decompositions -------------------------------------------------------------------------------
@@ -232,10 +236,20 @@ def embedding_bag(
     return _sums(results[0], results[1], fast, zeros([offsets.shape[0] - last], indices))
 
 
-def embedding_bag_forward_only(weight: Tensor, indices: Tensor, offsets: Tensor, *rest: Any) -> Any:
+def embedding_bag_forward_only(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
     """The same; what is left empty beside sums on a CPU is as long as the offsets"""
-    results = embedding_bag(weight, indices, offsets, *rest)
-    mode = rest[1] if len(rest) > 1 else SUM
+    given = (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights)
+    results = embedding_bag(*given, include_last_offset, padding_idx)
     if results is NotImplemented or mode != SUM:
         return results
     return _sums(results[0], results[1], False, zeros([offsets.shape[0]], indices))

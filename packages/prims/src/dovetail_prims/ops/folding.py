@@ -19,12 +19,15 @@ from dovetail_prims.shape_rules.layout import fresh, has_zero
 # --- shapes ---------------------------------------------------------------------------------------
 
 
-# What follows the operands: the kernel's size, dilation, padding and stride.
-_Window = Sequence[int]
-
-
-def _count_of_places(sizes: Sequence[Size], options: Sequence[_Window]) -> int | None:
+def _count_of_places(
+    sizes: Sequence[Size],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> int | None:
     """How many windows an image has; None where that is no number, or none fits."""
+    options = (kernel_size, dilation, padding, stride)
     if len(sizes) != 2 or any(len(option) != 2 for option in options):
         return None
     found = 1
@@ -38,9 +41,15 @@ def _count_of_places(sizes: Sequence[Size], options: Sequence[_Window]) -> int |
     return found
 
 
-def im2col_shape(x: FakeTensor, kernel_size: _Window, *rest: _Window) -> FakeTensor:
+def im2col_shape(
+    x: FakeTensor,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> FakeTensor:
     """Windows of an image as columns."""
-    columns = _count_of_places(x._sizes[2:], (kernel_size, *rest))
+    columns = _count_of_places(x._sizes[2:], kernel_size, dilation, padding, stride)
     if columns is None or len(x._sizes) != 4 or has_zero(x._sizes):
         return NotImplemented  # type: ignore[no-any-return]
     rows = x._sizes[1] * kernel_size[0] * kernel_size[1]
@@ -48,14 +57,19 @@ def im2col_shape(x: FakeTensor, kernel_size: _Window, *rest: _Window) -> FakeTen
 
 
 def col2im_shape(
-    x: FakeTensor, output_size: Sequence[Size], kernel_size: _Window, *rest: _Window
+    x: FakeTensor,
+    output_size: Sequence[Size],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
 ) -> FakeTensor:
     """An image of columns."""
     if len(x._sizes) not in (2, 3):
         return NotImplemented  # type: ignore[no-any-return]
     *batch, rows, columns = x._sizes
     if all(type(n) is int for n in (*output_size, *x._sizes)):
-        fits = columns == _count_of_places(output_size, (kernel_size, *rest))
+        fits = columns == _count_of_places(output_size, kernel_size, dilation, padding, stride)
         if not fits or has_zero(x._sizes) or rows % (kernel_size[0] * kernel_size[1]) != 0:
             return NotImplemented  # type: ignore[no-any-return]
     channels = rows // (kernel_size[0] * kernel_size[-1])
@@ -69,9 +83,15 @@ def _pair(x: Sequence[int]) -> tuple[int, int]:
     return x[0], x[-1]
 
 
-def im2col(self: Tensor, *options: _Window) -> Tensor:
+def im2col(
+    self: Tensor,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
     """Each window as a column: element k of the kernel at window w is x[w stride + k dilation]"""
-    kernel, spread, pad, step = map(_pair, options)
+    kernel, spread, pad, step = map(_pair, (kernel_size, dilation, padding, stride))
     lead = [None] * (self.dim() - 2)
     places, counts = [], []
     for d in (0, 1):
@@ -124,18 +144,32 @@ def _parts(like: Tensor, size: int, kernel: int, spread: int, pad: int, step: in
     return parts
 
 
-def col2im(self: Tensor, output_size: Sequence[int], *options: _Window) -> Any:
+def col2im(
+    self: Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
     """Each element of the image is the sum of those of the windows that it lies in"""
-    kernel, spread, _, step = map(_pair, options)
+    kernel, spread, step = map(_pair, (kernel_size, dilation, stride))
     reach = [-(-kernel[d] // step[d]) if spread[d] == 1 else kernel[d] for d in (0, 1)]
     if self.device.type == "cpu" or math.prod(reach) > MOST or self.numel() == 0:
         return NotImplemented
-    return parts_added(self, output_size, *options)
+    return parts_added(self, output_size, kernel_size, dilation, padding, stride)
 
 
-def parts_added(self: Tensor, output_size: Sequence[int], *options: _Window) -> Tensor:
+def parts_added(
+    self: Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Tensor:
     """col2im, whatever the windows"""
-    kernel, spread, pad, step = map(_pair, options)
+    kernel, spread, pad, step = map(_pair, (kernel_size, dilation, padding, stride))
     sizes = _pair(output_size)
     windows = [
         (sizes[d] + 2 * pad[d] - spread[d] * (kernel[d] - 1) - 1) // step[d] + 1 for d in (0, 1)

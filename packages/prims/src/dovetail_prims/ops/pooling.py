@@ -68,14 +68,24 @@ def max_pool2d(
     return _pool_output(x, spatial, x._dtype), _pool_output(x, spatial, torch.int64)
 
 
-def max_pool3d(x: FakeTensor, kernel_size: Sequence[Size], *rest: Any) -> Any:
+def max_pool3d(
+    x: FakeTensor,
+    kernel_size: Sequence[Size],
+    stride: Sequence[Size] = (),
+    padding: Sequence[Size] = (0,),
+    dilation: Sequence[Size] = (1,),
+    ceil_mode: bool = False,
+) -> Any:
     """`max_pool3d_with_indices` of a volume without a batch, which is laid as one of a batch."""
     if len(x._sizes) != 4 or is_contiguous(x._sizes, x._strides):
         return NotImplemented
     last = _volume_channels_last(x)
     plain = fresh(x._sizes, x._dtype, x._device)
-    op = torch.ops.aten.max_pool3d_with_indices.default
-    results = run_on_meta(op, (plain, kernel_size, *rest), {})
+    results = run_on_meta(
+        torch.ops.aten.max_pool3d_with_indices.default,
+        (plain, kernel_size, stride, padding, dilation, ceil_mode),
+        {},
+    )
     return tuple(
         make(r._sizes, channels_last_strides((1, *r._sizes))[1:], r._dtype, r._device)
         if last
@@ -141,7 +151,8 @@ def avg_pool2d(
     stride: Sequence[Size] = (),
     padding: Sequence[Size] = (0, 0),
     ceil_mode: bool = False,
-    *rest: Any,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
 ) -> FakeTensor:
     """`avg_pool2d`."""
     _check_pool_input(x)
@@ -193,7 +204,13 @@ def max_unpool2d(self: Tensor, indices: Tensor, output_size: Sequence[int]) -> T
     return formatted(_unpool(self, indices, output_size), suggested_format(self))
 
 
-def max_unpool3d(self: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
+def max_unpool3d(
+    self: Tensor,
+    indices: Tensor,
+    output_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
     """Back where it came from"""
     return _unpool(self, indices, output_size)
 
