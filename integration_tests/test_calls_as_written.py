@@ -109,6 +109,18 @@ def test_a_module_is_replaced(kept: list[bool]) -> None:
     assert kept == [False]
 
 
+def test_the_report_tells_whose_code_runs() -> None:
+    compiled, x = dovetail.compile(product), torch.randn(4, 4)
+    compiled(x, x)
+    told = dovetail.report(compiled)
+    (line,) = told.own_code
+    assert line.startswith("product (") and told.graphs == 1 and not told.plain_frames
+    assert f"runs the program's own code, which costs no more: {line}" in told.as_text()
+    replaced = dovetail.compile(lambda x: x.exp())
+    replaced(x)
+    assert not dovetail.report(replaced).own_code
+
+
 def test_its_guards_hold(kept: list[bool]) -> None:
     """What it was compiled for is told from anything else, and the rest is compiled for itself."""
 

@@ -20,16 +20,18 @@ from dovetail.pipeline import CompilerBackend
 class CaptureReport:
     """What capture made of the program: counts, reasons, seconds.
 
-    `plain_frames` lists frames that run uncompiled, each with its reason. `shape_guards` are the
-    relations between sizes that compiled code relies on, newest frame last. `per_float_compiles`
-    are frames that are compiled for each value of a float, and why. `name` is that of
-    `compile(name=...)`.
+    `plain_frames` lists frames that run uncompiled, each with its reason, `own_code` those that
+    were compiled, but run the program's own code under their guards, as it costs no more.
+    `shape_guards` are the relations between sizes that compiled code relies on, newest frame last.
+    `per_float_compiles` are frames that are compiled for each value of a float, and why. `name` is
+    that of `compile(name=...)`.
     """
 
     graphs: int
     breaks: tuple[GraphBreak, ...]
     recompiles: tuple[str, ...]
     plain_frames: tuple[str, ...]
+    own_code: tuple[str, ...]
     per_float_compiles: tuple[str, ...]
     shape_guards: tuple[str, ...]
     capture_s: float
@@ -38,7 +40,7 @@ class CaptureReport:
     name: str
 
     def _lines(self, *, verbose: bool) -> list[str]:
-        few = _all if verbose else first_few
+        few = list if verbose else first_few
         lines = few([f"break: {b.as_text()}" for b in self.breaks])
         if verbose:
             lines += [f"recompile: {r}" for r in self.recompiles]
@@ -47,6 +49,9 @@ class CaptureReport:
             lines += few([f"recompiled: {r}" for r in recompiles_in_short(self.events)])
             plain = [e.sentence() for e in self.events if e.kind == "plain"]
             lines += few([f"left uncompiled: {p}" for p in plain])
+        lines += few(
+            [f"runs the program's own code, which costs no more: {o}" for o in self.own_code]
+        )
         lines += few([f"shape guard: {guard}" for guard in self.shape_guards])
         return [*lines, *(f"one compilation a float: {r}" for r in self.per_float_compiles)]
 
@@ -100,7 +105,7 @@ class Report(RunReport, CodeReport, CaptureReport):
         """The report as a person reads it; with `verbose`, however long it is, else the first few
         things of each kind."""
         name = f"{self.name}: " if self.name else ""
-        few = _all if verbose else first_few
+        few = list if verbose else first_few
         lines = [
             f"{name}{self.graphs} graphs, {len(self.breaks)} breaks, "
             f"{len(self.recompiles)} recompiles, "
@@ -119,10 +124,6 @@ class Report(RunReport, CodeReport, CaptureReport):
         lines += few([f"measured: {choice}" for choice in self.autotuned])
         lines += few([f"library call: {op} x{count}" for op, count in self.extern_ops])
         return "\n".join(lines)
-
-
-def _all(parts: list[str]) -> list[str]:
-    return parts
 
 
 def report(compiled: Any) -> Report:
@@ -155,6 +156,7 @@ def report(compiled: Any) -> Report:
         breaks=tuple(log.breaks),
         recompiles=events("recompile"),
         plain_frames=events("plain", "limit"),
+        own_code=events("own code"),
         per_float_compiles=events("plain floats"),
         shape_guards=context.shape_guards(),
         capture_s=log.capture_seconds,

@@ -29,18 +29,10 @@ class CacheInfo:
 
     @property
     def aot_autograd_artifacts(self) -> list[str]:
-        """None: traces are not kept on disk."""
+        """None: neither traces, nor which sizes changed, nor whole functions are kept on disk."""
         return []
 
-    @property
-    def pgo_artifacts(self) -> list[str]:
-        """None: which sizes changed is not kept on disk."""
-        return []
-
-    @property
-    def precompile_artifacts(self) -> list[str]:
-        """None: whole functions are not kept on disk."""
-        return []
+    pgo_artifacts = precompile_artifacts = aot_autograd_artifacts
 
     @property
     def counts(self) -> dict[str, int]:

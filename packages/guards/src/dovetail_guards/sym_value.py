@@ -115,14 +115,7 @@ class SymValue:
     def str(self) -> Any:
         return f"{self.expr}"
 
-    def _graph_repr(self) -> Any:
-        return self.str()
-
-    def __str__(self) -> Any:
-        return self.str()
-
-    def __repr__(self) -> Any:
-        return self.str()
+    _graph_repr = __str__ = __repr__ = str
 
     # --- deciding -----------------------------------------------------------------------------
 
@@ -179,14 +172,7 @@ class SymValue:
             return self.env.guard_bool(self.expr)
         return self.expr
 
-    def int_(self) -> int:
-        return self.guard_int()
-
-    def bool_(self) -> bool:
-        return self.guard_bool()
-
-    def float_(self) -> float:
-        return self.guard_float()
+    int_, bool_, float_ = guard_int, guard_bool, guard_float
 
     def expect_true(self, file: Any = None, line: Any = None, *rest: Any) -> bool:
         if isinstance(self.expr, rel.BoolExpr):
@@ -227,8 +213,7 @@ class SymValue:
     def guard_or_true(self, file: Any = None, line: Any = None) -> bool:
         return self._or(True)
 
-    def guard_size_oblivious(self, file: Any = None, line: Any = None) -> bool:
-        return self._or(False)
+    guard_size_oblivious = guard_or_false
 
     def statically_known_true(self, file: Any = None, line: Any = None) -> bool:
         if isinstance(self.expr, rel.BoolExpr):

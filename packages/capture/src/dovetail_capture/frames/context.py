@@ -181,9 +181,8 @@ class CaptureContext(frame_versions.FrameVersions):
             guard = self._compile_guards(GuardSet(()), code)
             return self.hook.add(code, guard, substitute.code)
         skipped = skip.is_skipped(code) or skip.is_generated_for_skipped(code, func)
-        if skipped and not self.is_root(code):
-            if not self._continuations.is_continuation(code):
-                return _frame_hook.SKIP
+        if skipped and not self.is_root(code) and not self._continuations.is_continuation(code):
+            return _frame_hook.SKIP
         if getattr(func, "__builtins__") is not _BUILTINS:  # noqa: B009
             self.tell_once(code, _OTHER_BUILTINS.format("__builtins__"))
             return None
@@ -270,7 +269,9 @@ class CaptureContext(frame_versions.FrameVersions):
         has_graph = frame.graph is not None
         text = ""
         compiled = self._compiled_graph(code, frame) if has_graph else backend_run.CompiledGraph()
+        kind = "frame" if has_graph or frame.break_ is not None else "no graph"
         if frame.break_ is None and self.keeps_code(frame, compiled):
+            kind = "own code" if has_graph else kind
             # Run as it is, the hook lets alone what it calls, too: that was captured, and has
             # nothing to compile, unless Python is told another thing than capture was.
             new_code = code.replace() if frame.attempt_options.told_compiling else code
@@ -303,7 +304,7 @@ class CaptureContext(frame_versions.FrameVersions):
         if has_graph or resumption is not None:
             self._facts.of(code).has_graph = True
         self.log.add(
-            "frame" if has_graph or frame.break_ is not None else "no graph",
+            kind,
             self._continuations.root_code(code),
             capture_seconds=captured - started,
             backend_seconds=finished - captured,

@@ -77,10 +77,11 @@ class Change:
 class Event:
     """One thing that happened.
 
-    `kind`: "frame" (captured and compiled), "no graph" (nothing to compile on this path),
-    "break", "plain" (a frame that will run uncaptured, and why), "plain floats" (the backend
-    failed on symbolic floats: this frame compiles for each value), "static graph" (a graph for one
-    size where there would be one for all, and why), "recompile", "limit", "error".
+    `kind`: "frame" (captured and compiled), "own code" (compiled, but what runs is the program's
+    own code, which costs no more), "no graph" (nothing to compile on this path), "break", "plain"
+    (a frame that will run uncaptured, and why), "plain floats" (the backend failed on symbolic
+    floats: this frame compiles for each value), "static graph" (a graph for one size where there
+    would be one for all, and why), "recompile", "limit", "error".
     """
 
     kind: str
@@ -146,6 +147,7 @@ def recompiles_in_short(events: Iterable[Event]) -> list[str]:
 # Through which logger an event is told, besides breaks.
 _ARTIFACTS = {
     "frame": "dynamo",
+    "own code": "dynamo",
     "no graph": "dynamo",
     "recompile": "recompiles",
     "limit": "recompiles",
