@@ -49,6 +49,21 @@ AS_WRITTEN: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "a slice": (lambda x: x[1:, 0], ((4, 5),)),
     "views": (lambda x: {"t": x.t(), "halves": x.chunk(2)}, ((4, 5),)),
 }
+# Functions of few elements whose calls, with those of their backwards, cost eager less than an
+# autograd function costs; and others.
+CHEAP: dict[str, Function] = {
+    "a function": lambda x: x.exp(),
+    "several calls in the backward": lambda x: x.cos(),
+    "a reduction": lambda x: x.sum(),
+    "a loop of eager's own": lambda x: x.softmax(-1),
+    "a sum": lambda x: x + 1,
+}
+DEAR: dict[str, Function] = {
+    "numbers in the backward": lambda x: x.square(),
+    "many calls in the backward": lambda x: x.amax(-1),
+    "what eager is slow to begin": lambda x: F.gelu(x),
+    "two functions": lambda x: x.sin().cos(),
+}
 REPLACED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "a kernel": (lambda x: x.exp(), ((4, 5),)),
     "a product and more": (lambda x, y: (x @ y).relu(), ((4, 5), (5, 6))),
@@ -86,6 +101,21 @@ def test_it_keeps_its_code(name: str, training: bool, kept: list[bool]) -> None:
     assert kept == [True] and dovetail.report(compiled).graphs == 1
 
 
+@pytest.mark.parametrize("name", [*CHEAP, *DEAR])
+def test_a_small_function_keeps_its_code_where_its_backward_is_cheap(
+    name: str, kept: list[bool]
+) -> None:
+    function = (CHEAP | DEAR)[name]
+    for columns, cheap in ((4, name in CHEAP), (4096, False)):
+        compiled = dovetail.compile(function, fullgraph=True, dynamic=False)
+        for training in (True, False):
+            given = tensors((4, columns), requires_grad=training)
+            got = results_and_gradients(compiled, given)
+            torch.testing.assert_close(got, results_and_gradients(function, given))
+        assert kept == [cheap, False]
+        kept.clear()
+
+
 @pytest.mark.parametrize("name", REPLACED)
 def test_another_is_replaced(name: str, kept: list[bool]) -> None:
     function, shapes = REPLACED[name]
@@ -103,8 +133,45 @@ def test_a_large_sum_of_a_bias_gradient_is_replaced(kept: list[bool]) -> None:
     assert kept == [False]
 
 
-def test_a_module_is_replaced(kept: list[bool]) -> None:
-    module, x = nn.Linear(4, 4), torch.randn(3, 4)
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(4, 4), (3, 4)),
+    "convolution": (lambda: nn.Conv2d(2, 3, 3), (1, 2, 5, 5)),
+    "a layer in another": (lambda: nn.Sequential(nn.Linear(4, 4)), (3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_keeps_its_code_where_gradients_are_wanted(name: str, kept: list[bool]) -> None:
+    """Without, the compiled call saves the time that reading the module takes."""
+    make, shape = LAYERS[name]
+    module, x = make(), torch.randn(shape)
+    compiled, grads = dovetail.compile(module, fullgraph=True), []
+    for run in (compiled, module):
+        grads.append(torch.autograd.grad(run(x).square().sum(), list(module.parameters())))
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x))
+    assert kept == [True, False]
+    module.weight = nn.Parameter(torch.zeros_like(next(module.parameters())))
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+class Helped(nn.Module):
+    """A layer with a method of its own, which may take any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(x)
+
+    def of(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_a_layer_that_inlines_other_code_is_replaced(kept: list[bool]) -> None:
+    module, x = Helped(), torch.randn(3, 4)
     torch.testing.assert_close(dovetail.compile(module)(x), module(x))
     assert kept == [False]
 

@@ -28,9 +28,19 @@ Step = Callable[[], object]
 Systems = dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
 
 
-def one_operator(x: Tensor, w: Tensor) -> Tensor:
-    """What fuses into one kernel, forward and backward."""
+def two_operators(x: Tensor, w: Tensor) -> Tensor:
+    """Two, which fuse into one kernel, forward and backward."""
     return (x * w).sin()
+
+
+def one_call(x: Tensor, w: Tensor) -> Tensor:
+    """What costs eager least: Dovetail lets it keep its own code."""
+    return x * w
+
+
+def one_softmax(x: Tensor, w: Tensor) -> Tensor:
+    """One call of eager's in the forward, and one in the backward."""
+    return torch.softmax(w, -1)
 
 
 def two_outputs(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,9 +73,25 @@ def of_function(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Case]:
         def step() -> None:
             outputs = run(*inputs)
             tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-            torch.autograd.grad(tensors, inputs, (gradient,) * len(tensors))
+            torch.autograd.grad(tensors, inputs, (gradient,) * len(tensors), allow_unused=True)
 
         return Case(lambda: run(*inputs), step)
+
+    return case
+
+
+def of_layer(make: Callable[[], nn.Module], *shape: int) -> Callable[[Callable[..., Any]], Case]:
+    """A layer of torch's, which is one call of a library."""
+    layer, x = make(), torch.randn(shape)
+    gradient = torch.ones_like(layer(x))
+
+    def case(system: Callable[..., Any]) -> Case:
+        run = system(layer)
+
+        def step() -> None:
+            torch.autograd.grad(run(x), list(layer.parameters()), gradient)
+
+        return Case(lambda: run(x), step)
 
     return case
 
@@ -92,7 +118,11 @@ def of_layers(system: Callable[..., Any]) -> Case:
 
 
 CASES: dict[str, Callable[[Callable[..., Any]], Case]] = {
-    "one operator": of_function(one_operator),
+    "one call": of_function(one_call),
+    "one softmax": of_function(one_softmax),
+    "one linear layer": of_layer(lambda: nn.Linear(32, 32), 16, 32),
+    "one convolution": of_layer(lambda: nn.Conv2d(4, 4, 3), 1, 4, 8, 8),
+    "two operators": of_function(two_operators),
     "two outputs": of_function(two_outputs),
     "dropout": of_function(with_dropout),
     "4 layers of 32": of_layers,

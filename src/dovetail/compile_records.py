@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import getitem
 
-from dovetail_autograd_aot import AotLog, PartitionedGraph
+from dovetail_autograd_aot import AotLog, JointGraph, PartitionedGraph
 from dovetail_autograd_aot.boundary import ViewOf
 from dovetail_capture.reporting.failures import Failure
 from dovetail_runtime import KernelBuild
@@ -23,7 +23,9 @@ from dovetail.weights import ConstantWeights
 # Operators of backwards that are calls of libraries, as their forwards are; others' names tell.
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 # Elements that kernels of eager's go over no slower than it takes to call an autograd function.
-_SMALL = 1 << 14
+_SMALL, _FEW = 1 << 14, 1 << 12  # those of libraries, and those that compute functions
+# Calls of simple operators that cost as much as the calls of a compiled forward and backward.
+_CHEAP = 4
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,22 @@ def is_as_written(gm: GraphModule, parts: PartitionedGraph, made: list[CompiledG
     ran = [name.partition(".")[0] for name in made[0].extern_calls]
     backward = [] if parts.backward is None else _calls(parts.backward)
     library = all(op in _PRODUCTS or op.endswith("_backward") for op in backward)
-    return len(ran) == 1 and ran == forward and (library or _is_small(parts.backward))
+    return len(ran) == 1 and ran == forward and (library or _is_small(parts.backward, _SMALL))
 
 
-def _is_small(gm: GraphModule | None) -> bool:
-    """Whether calls, not elements, are what takes the time of a graph."""
+def is_cheap(gm: GraphModule, parts: PartitionedGraph, joint: JointGraph) -> bool:
+    """Whether a captured graph of one call, with its backward, takes eager less time on a CPU than
+    an autograd function takes."""
+    one_call = parts.backward is not None and len(_calls(gm)) == 1
+    few = _is_small(parts.forward, _FEW) and _is_small(parts.backward, _FEW)
+    return one_call and few and joint.eager_cost <= _CHEAP
+
+
+def _is_small(gm: GraphModule | None, most: int) -> bool:
+    """Whether calls, not elements, are what takes the time of a graph, on a CPU."""
     values = [] if gm is None else [node.meta.get("val") for node in gm.graph.nodes]
-    counts = [value.numel() for value in values if isinstance(value, Tensor)]
-    return all(type(count) is int and count <= _SMALL for count in counts)
+    known = [(v.numel(), v.device.type) for v in values if isinstance(v, Tensor)]
+    return all(type(count) is int and count <= most and kind == "cpu" for count, kind in known)
 
 
 def _calls(gm: GraphModule) -> list[str]:

@@ -58,8 +58,9 @@ from dovetail_runtime.artifact import default_triton_builder
 from dovetail_runtime.cuda_graphs import GraphedArtifact, GraphPool, RecordingPolicy
 from torch.fx import GraphModule
 
+from dovetail import compile_records as records
 from dovetail.backends.eager_kernels import run_eagers_kernels
-from dovetail.compile_records import Begun, BegunAhead, CompiledGraph, CompileRecords, is_as_written
+from dovetail.compile_records import Begun, BegunAhead, CompiledGraph, CompileRecords
 from dovetail.options import MODES, Options
 from dovetail.per_size import PerSize
 from dovetail.stages_shown import is_anything_shown, passes_shown, tell_of_cuda_graph, tell_of_plan
@@ -162,13 +163,12 @@ class CompilerBackend:
         )
         generated = sum(g.codegen_s + g.load_s for g in self.records.graphs[known:])
         self.records.tracing_s += time.perf_counter() - start - generated
-        writes_unseen = stages.writes_unseen and self.options.constant_weights
-        if writes_unseen:
+        if stages.writes_unseen and self.options.constant_weights:
             return self._telling(run)
         plain = not (wrapped or self.options.cudagraphs or self.options.constant_weights)
         made = [] if on_gpu else self.records.graphs[known:]  # (there, libraries' calls stay ours)
-        as_written = plain and stages.parts and is_as_written(gm, stages.parts, made)
-        return AsWritten(run) if as_written else run
+        as_written = plain and stages.parts and records.is_as_written(gm, stages.parts, made)
+        return AsWritten(run) if as_written or (plain and stages.is_cheap) else run
 
     def _telling(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`run`, after which nothing is known of weights."""
@@ -311,6 +311,7 @@ class _Stages:
     role: _Role
     keeps_weights: bool
     parts: PartitionedGraph | None = None
+    is_cheap: bool = False  # for eager
     writes_unseen: bool = False  # are inputs written without their version counters' telling?
     has_storages: bool = False
 
@@ -320,11 +321,11 @@ class _Stages:
         parts = cut(joint, self.backend.options)
         tell("aot_joint_graph", place, joint.as_text, suffix="py", value=joint)
         tell("aot_graphs", place, parts.as_text, suffix="py", value=parts)
-        self.parts = parts
+        self.parts, self.is_cheap = parts, records.is_cheap(self.gm, parts, joint)
         # (Beside a loss, other outputs most likely get no gradient: another backward is needed.)
         outputs: Any = parts.forward.graph.output_node().args[0]
         losses = {outputs[i].meta["val"].dim() == 0 for i in parts.signature.differentiable}
-        if parts.backward is not None and len(losses) == 1:
+        if parts.backward is not None and len(losses) == 1 and not self.is_cheap:
             self.backend.ahead.backwards[parts.forward] = parts.backward
         mutated = parts.signature.changes.mutated
         self.writes_unseen |= any(m.silent for m in mutated)

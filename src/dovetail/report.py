@@ -20,18 +20,16 @@ from dovetail.pipeline import CompilerBackend
 class CaptureReport:
     """What capture made of the program: counts, reasons, seconds.
 
-    `plain_frames` lists frames that run uncompiled, each with its reason, `own_code` those that
-    were compiled, but run the program's own code under their guards, as it costs no more.
-    `shape_guards` are the relations between sizes that compiled code relies on, newest frame last.
-    `per_float_compiles` are frames that are compiled for each value of a float, and why. `name` is
-    that of `compile(name=...)`.
+    `plain_frames` lists frames that run uncompiled, each with its reason. `shape_guards` are the
+    relations between sizes that compiled code relies on, newest frame last. `per_float_compiles`
+    are frames that are compiled for each value of a float, and why. `name` is that of
+    `compile(name=...)`.
     """
 
     graphs: int
     breaks: tuple[GraphBreak, ...]
     recompiles: tuple[str, ...]
     plain_frames: tuple[str, ...]
-    own_code: tuple[str, ...]
     per_float_compiles: tuple[str, ...]
     shape_guards: tuple[str, ...]
     capture_s: float
@@ -49,9 +47,6 @@ class CaptureReport:
             lines += few([f"recompiled: {r}" for r in recompiles_in_short(self.events)])
             plain = [e.sentence() for e in self.events if e.kind == "plain"]
             lines += few([f"left uncompiled: {p}" for p in plain])
-        lines += few(
-            [f"runs the program's own code, which costs no more: {o}" for o in self.own_code]
-        )
         lines += few([f"shape guard: {guard}" for guard in self.shape_guards])
         return [*lines, *(f"one compilation a float: {r}" for r in self.per_float_compiles)]
 
@@ -84,6 +79,8 @@ class CodeReport:
 class RunReport:
     """How the graphs run.
 
+    `own_code` are frames that were compiled, but run the program's own code under their guards, as
+    it costs no more: nothing that was generated for them runs.
     `cudagraphs` counts the CUDA graphs that are recorded so far; `cudagraph_skips` says what was
     not recorded or replayed, and why. `failures` are errors inside the compiler, for each of which
     a frame or a graph runs uncompiled; `in_full()` of one is what to send to the developers.
@@ -91,6 +88,7 @@ class RunReport:
     TVM), what of each graph ran there, and what was left as it is, and why.
     """
 
+    own_code: tuple[str, ...]
     cudagraphs: int
     cudagraph_skips: tuple[str, ...]
     failures: tuple[Failure, ...]
@@ -117,6 +115,8 @@ class Report(RunReport, CodeReport, CaptureReport):
             *self._lines(verbose=verbose),
             *few([f"one compilation a size: {reason}" for reason in self.per_size_compiles]),
         ]
+        own_code = [f"runs the program's own code, which costs no more: {o}" for o in self.own_code]
+        lines += few(own_code)
         if self.cudagraphs:
             lines.append(f"{self.cudagraphs} CUDA graphs recorded")
         lines += [f"no CUDA graph: {reason}" for reason in self.cudagraph_skips]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from dis import get_instructions
+from pathlib import Path
 from traceback import FrameSummary
 from types import CodeType
 from typing import Any
@@ -18,6 +19,8 @@ from torch.fx import GraphModule
 
 from dovetail_capture.environment.torch_state import SettingOfGraph
 from dovetail_capture.recipe import CallFunction, Effect, FrameEnd
+
+_LAYERS = str(Path(torch.nn.modules.__file__).parent)  # the sources of torch's layers
 
 
 @dataclass(frozen=True)
@@ -176,15 +179,20 @@ class CapturedFrame:
         return len(outputs) if isinstance(outputs, (tuple, list)) else 1
 
     def is_its_graph(self) -> bool:
-        """Whether the frame is little but calls of its graph's operators: it calls nothing else,
-        inlined nothing, and reads no module (which takes Python's time in each call)."""
+        """Whether the frame is little but calls of its graph's operators: it calls nothing else. If
+        autograd records them, it may read a module, and inline a method of torch's layers or one of
+        these: that takes Python's time in each call, but less than a compiled graph's node does."""
         assert self.graph is not None
         nodes = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
-        inlined = any((node.meta.get("stack_trace") or "").count('File "') != 1 for node in nodes)
+        frames = [(node.meta.get("stack_trace") or "").split('File "')[1:] for node in nodes]
         names = [instruction.opname for instruction in get_instructions(self.code)]
         calls = sum(name.startswith(("CALL", "BEFORE_WITH")) for name in names)
-        others = self.attempt_options.told_compiling or any(one.static for one in self.inputs)
-        return not (inlined or others) and calls <= len(nodes)
+        if self.attempt_options.told_compiling or calls > len(nodes):
+            return False
+        wanted = (getattr(one.example, "requires_grad", False) for one in self.inputs)
+        if torch.is_grad_enabled() and any(wanted):
+            return all(len(f) == 1 or (len(f) == 2 and f[1].startswith(_LAYERS)) for f in frames)
+        return all(len(f) == 1 for f in frames) and not any(one.static for one in self.inputs)
 
     def grad_mode_before(self) -> tuple[bool, ...]:
         """The grad mode at the start of a frame whose graph sets another, else nothing: a graph

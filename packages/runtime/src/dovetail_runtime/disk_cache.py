@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,10 +156,8 @@ class DiskCache:
             for file, data in files.items():
                 (scratch / file).write_bytes(data)
                 _sealed(scratch / file, durable=False)
-            try:
+            with suppress(OSError):  # (another process was first)
                 os.rename(scratch, self.directory / name)
-            except OSError:
-                pass  # another process was first
         return self.entry(name) is not None
 
     def put_files(
@@ -316,10 +315,8 @@ def _remove(entry: Path) -> None:
     except OSError:
         pass
     if entry.is_symlink() or entry.exists():
-        try:
+        with suppress(OSError):  # (then it is refused each time)
             entry.rename(tempfile.mktemp(prefix=".bad-", dir=entry.parent))
-        except OSError:
-            pass  # then it is refused each time
 
 
 def _owned_content(path: Path) -> bytes:

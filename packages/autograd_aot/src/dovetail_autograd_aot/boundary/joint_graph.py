@@ -258,7 +258,8 @@ class JointGraph:
     """A functional ATEN/CORE_ATEN graph of forward and backward together.
 
     `points` are the outputs as nodes of autograd's graph, where there are several. `counters` tell
-    which writes before a backward it is told of.
+    which writes before a backward it is told of. `eager_cost` is what the calls cost eager, if they
+    have next to nothing to compute: about as many calls of simple operators.
     """
 
     gm: GraphModule
@@ -268,6 +269,7 @@ class JointGraph:
     backward: BackwardFacts = BackwardFacts()
     points: tuple[return_program.GradientPoint, ...] = ()
     counters: OtherCounters = OtherCounters()
+    eager_cost: int = 0
 
     def as_text(self) -> str:
         """The signature, then the graph as Python text."""

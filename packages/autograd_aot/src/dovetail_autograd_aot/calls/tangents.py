@@ -55,26 +55,17 @@ class Tangents:
         for i, gradient in enumerate(found):
             if not wanted[i]:
                 continue
-            if gradient is not None and (gradient.is_conj() or gradient.is_neg()):
-                gradient = gradient.resolve_conj().resolve_neg()
-            if self.static[i] and gradient is not None:
-                if gradient.stride() == self.strides[i]:
-                    ready.append(gradient)
-                    continue
-                sizes, strides = self.values[i]._sizes, self.strides[i]
-            elif gradient is None:
-                value = self.values[i]
-                sizes = shapes.get(i)
-                if not sizes:
-                    sizes = node_values.as_numbers(value._sizes, self.sizes.read([*saved, *found]))
+            if gradient is None:
+                read = self.sizes.read([*saved, *found])
+                sizes = shapes.get(i) or node_values.as_numbers(self.values[i]._sizes, read)
                 strides = _contiguous(sizes, self._order(i))
             else:
+                gradient = gradient.resolve_conj().resolve_neg()
                 sizes = gradient.shape
-                strides = _contiguous(sizes, self._order(i))
-                if gradient.stride() == strides:
-                    ready.append(gradient)
-                    continue
-            ready.append(_laid_out(gradient, sizes, strides, self.values[i]))
+                strides = self.strides[i] if self.static[i] else _contiguous(sizes, self._order(i))
+            if gradient is None or gradient.stride() != strides:
+                gradient = _laid_out(gradient, sizes, strides, self.values[i])
+            ready.append(gradient)
         return ready
 
     def _order(self, index: int) -> list[int]:

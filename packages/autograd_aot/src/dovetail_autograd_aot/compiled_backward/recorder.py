@@ -45,13 +45,13 @@ _one_recording = ProcessLock()
 def record(call: EngineCall, described: Description, engine: Callable[..., Any]) -> Any:
     """Run the call on the engine; gives its result, and the program or why there is none."""
     recorder = _Recorder(described)
-    with _one_recording:
-        with (
-            replaced(described, recorder.stand_in),
-            torch.autograd.set_multithreading_enabled(False),
-            recorder,
-        ):
-            result = call.run(engine)
+    with (
+        _one_recording,
+        replaced(described, recorder.stand_in),
+        torch.autograd.set_multithreading_enabled(False),
+        recorder,
+    ):
+        result = call.run(engine)
     if recorder.failed is None:
         try:
             return result, recorder.finish(result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 from dovetail_prims.conditionals import graphs_of
@@ -78,6 +79,13 @@ _FUNCTIONAL_NAME = {
     "rrelu_with_noise_": "rrelu_with_noise_functional",
 }
 
+# The costs of eager's calls, by kind, and of what does more than others before it begins.
+_COSTS: dict[Any, int] = {
+    **dict.fromkeys(OpKind, 1), OpKind.ALIAS: 0, OpKind.COMPOSITE: 0, OpKind.WRITE: 3,
+    aten.gelu.default: 7, aten.index.Tensor: 4, aten.mse_loss.default: 5,
+    aten.constant_pad_nd.default: 4,
+}  # fmt: skip
+
 _OPTIONS = {"dtype", "layout", "device", "pin_memory"}
 
 
@@ -120,6 +128,14 @@ def op_info(op: OpOverload) -> OpInfo:
     if torch.Tag.nondeterministic_seeded in op.tags and not name.endswith("_backward"):
         return OpInfo(OpKind.RANDOM, argument_names=names)
     return OpInfo(OpKind.PURE, argument_names=names)
+
+
+def eager_cost(op: OpOverload, kind: OpKind, args: tuple[Any, ...]) -> int:
+    """What eager's call takes on a CPU, if it has next to nothing to compute, in calls of a simple
+    operator: of a number it makes a tensor first."""
+    numbers = kind is OpKind.PURE and op._overloadname in ("Tensor", "Scalar")
+    of_number = numbers and not isinstance(args[-1], torch.Tensor)
+    return _COSTS.get(op, _COSTS[kind]) + (2 if of_number else 0)
 
 
 def is_custom(target: object) -> bool:

@@ -172,6 +172,7 @@ class JointTrace:
             backward=backward.facts,
             points=points,
             counters=counters,
+            eager_cost=tracer.eager_cost,
         )
 
     # --- forward ----------------------------------------------------------------------------------

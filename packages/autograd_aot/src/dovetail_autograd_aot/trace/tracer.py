@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from dovetail_autograd_aot.boundary import ViewStep
-from dovetail_autograd_aot.graph.op_info import OpKind, op_info
+from dovetail_autograd_aot.graph.op_info import OpKind, eager_cost, op_info
 from dovetail_autograd_aot.trace import metadata_mutations, mutations, node_values, storage, views
 from dovetail_autograd_aot.trace.derivative_fixes import fills_in_place
 from dovetail_autograd_aot.trace.node_recorder import NodeRecorder, Policy, is_asked, selected
@@ -100,6 +100,7 @@ class Tracer(NodeRecorder, DispatchMode):
         # which nodes.
         self.written_without_gradients: list[tuple[FakeTensor, str, str | None]] = []
         self.views_at_once = 0  # calls of operators that take several views
+        self.eager_cost = 0  # of the calls so far, were eager to make them
         self._own_copies: dict[Node, Node] = {}
         self._constant_of: dict[int, tuple[Tensor, FakeTensor]] = {}
 
@@ -121,6 +122,7 @@ class Tracer(NodeRecorder, DispatchMode):
             return self._check(func, args, kwargs)
         if kind is OpKind.QUERY:
             return propagate(func, args, kwargs)
+        self.eager_cost += eager_cost(func, kind, args)
         if kind is OpKind.PURE:
             return self._pure(func, args, kwargs)
         if kind is OpKind.VIEW:
@@ -184,8 +186,10 @@ class Tracer(NodeRecorder, DispatchMode):
         decomposition = self.decompositions.get(func)
         if decomposition is None:
             return NotImplemented
+        cost = self.eager_cost
         with self:
             result = decomposition(*args, **kwargs)
+        self.eager_cost = cost
         return result if result is NotImplemented else self._own(result)
 
     def _pure(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

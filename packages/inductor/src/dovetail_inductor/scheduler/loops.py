@@ -56,13 +56,9 @@ def position_index(nest: LoopNest) -> Index:
 
 def all_indices(nest: LoopNest) -> list[Index]:
     """Every index that the nest computes with: addresses and index values."""
-    found = [nest.index]
-    if nest.with_index:
-        found.append(position_index(nest))
-    for node in walk(nest.values):
-        if isinstance(node, Load | IndexValue):
-            found.append(node.index)
-    return found
+    positions = [position_index(nest)] if nest.with_index else []
+    within = [node.index for node in walk(nest.values) if isinstance(node, Load | IndexValue)]
+    return [nest.index, *positions, *within]
 
 
 def split_divisions(builder: Builder, nest: LoopNest) -> LoopNest:

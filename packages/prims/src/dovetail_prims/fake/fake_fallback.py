@@ -114,9 +114,8 @@ class _MetaTensors:
 
     def _see_device(self, fake: fake_tensor.FakeTensor) -> None:
         # A 0-dim CPU tensor follows the others' device.
-        if self.device is None or (self.device.type == "cpu" and len(fake._sizes) > 0):
-            self.device = fake._device
-        elif self.device.type == "cpu" and fake._device.type != "cpu":
+        follows = fake._device.type == "cpu" and not fake._sizes
+        if self.device is None or (self.device.type == "cpu" and not follows):
             self.device = fake._device
 
     def symbolic(self) -> bool:

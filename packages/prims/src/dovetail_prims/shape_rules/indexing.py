@@ -76,9 +76,7 @@ def index(x: FakeTensor, indices: Sequence[FakeTensor | None]) -> FakeTensor:
     # The iterator sees the source with stride 0 over the indexed dimensions, and the indices.
     source = make(out_sizes, source_strides, x._dtype, x._device)
     tail = len(sizes) - after
-    seen = [source]
-    for i in given:
-        seen.append(_as_index(i, shape, before, tail))
+    seen = [source, *(_as_index(i, shape, before, tail) for i in given)]
     out_sizes, out_strides = pointwise_layout(seen, False)
     return make(out_sizes, out_strides, x._dtype, x._device)
 

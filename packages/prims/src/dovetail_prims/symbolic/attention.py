@@ -49,22 +49,20 @@ def attention(
             q, k, v, dropout_p, is_causal, False, scale=scale
         )[0]
         result: Tensor = out[..., :width] if q.shape[-1] != width else out
-        return result
-    if backend == "efficient_attention":
+    elif backend == "efficient_attention":
         if mask is not None:
             mask = _aligned(mask, query, key)
         result = aten._scaled_dot_product_efficient_attention.default(
             query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
         )[0]
-        return result
-    if backend == "cudnn_attention":
+    elif backend == "cudnn_attention":
         result = aten._scaled_dot_product_cudnn_attention.default(
             query, key, value, mask, needs_grad, dropout_p, is_causal, False, scale=scale
         )[0]
-        return result
-    result = aten._scaled_dot_product_attention_math.default(
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    else:
+        result = aten._scaled_dot_product_attention_math.default(
+            query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
     return result
 
 

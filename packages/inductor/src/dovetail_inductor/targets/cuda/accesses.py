@@ -18,12 +18,9 @@ MANY = 1 << 13  # places: more than a dimension of an image has
 def accesses(kernel: FusedKernel) -> list[tuple[str, Index]]:
     """Every address the kernel touches in memory: (buffer, index)."""
     own = kernel.writes()
-    found = [(n.buffer, n.index) for n in kernel.nests if n.buffer not in kernel.internal]
-    for nest in kernel.nests:
-        for load in nest.loads:
-            if load.buffer not in own:
-                found.append((load.buffer, load.index))
-    return found
+    written = [(n.buffer, n.index) for n in kernel.nests if n.buffer not in kernel.internal]
+    loads = [load for nest in kernel.nests for load in nest.loads if load.buffer not in own]
+    return written + [(load.buffer, load.index) for load in loads]
 
 
 def contiguous_var(index: Index, variables: tuple[Var, ...]) -> Var | None:

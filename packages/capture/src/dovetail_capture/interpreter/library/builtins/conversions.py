@@ -99,19 +99,18 @@ def to_text(vm: Interpreter, value: Value, how: str, within: tuple[Value, ...] =
                 return str(vm.as_python(made))
             if is_own and name == special and method is not object.__str__:
                 break
-    if isinstance(value, ObjectValue):
-        if issubclass(value.cls, BaseException):
-            usual = (BaseException.__str__, KeyError.__str__)
-            if value.real is not None and how == "str" and value.cls.__str__ not in usual:
-                raise GraphBreakSignal(f"the text of {value.describe()}")
-            parts = [vm.as_python(part) for part in vm.iterate(vm.get_attr(value, "args"))]
-            if not any(part is UNKNOWN for part in parts):
-                plain = BaseException(*parts)
-                if issubclass(value.cls, KeyError):
-                    plain = KeyError(*parts)
-                text = str(plain) if how == "str" else repr(parts)
-                class_attributes.read_names(vm, value.cls)
-                return text if how == "str" else f"{value.cls.__name__}({text[1:-1]})"
+    if isinstance(value, ObjectValue) and issubclass(value.cls, BaseException):
+        usual = (BaseException.__str__, KeyError.__str__)
+        if value.real is not None and how == "str" and value.cls.__str__ not in usual:
+            raise GraphBreakSignal(f"the text of {value.describe()}")
+        parts = [vm.as_python(part) for part in vm.iterate(vm.get_attr(value, "args"))]
+        if not any(part is UNKNOWN for part in parts):
+            plain = BaseException(*parts)
+            if issubclass(value.cls, KeyError):
+                plain = KeyError(*parts)
+            text = str(plain) if how == "str" else repr(parts)
+            class_attributes.read_names(vm, value.cls)
+            return text if how == "str" else f"{value.cls.__name__}({text[1:-1]})"
     if isinstance(value, TensorValue):
         raise GraphBreakSignal("a tensor's text", "do not format tensors in compiled code")
     real = vm.as_python(value)
