@@ -41,7 +41,6 @@ class AttentionText:
 
     def __post_init__(self) -> None:
         self.starts: dict[str, str] = {}  # of positions
-        self.short: dict[str, str] = {}  # as of a `ScoreEmitter`
         names = _ARGUMENTS["forward" if self.loops.body.gradient is None else "backward"]
         self.args = dict(zip(names, self.call.args, strict=True))
         self.q, self.k, self.v = (self.tensor(name) for name in "qkv")
@@ -241,7 +240,6 @@ class AttentionText:
             wide=self.wide,
             reads=Reads(self.parameter, lambda load: self.registers.get(load.buffer)),
             narrow=True,
-            short=self.short,
             names={var.id: name for var, name in zip(self.loops.vars, _NAMES, strict=True)},
         )
 
