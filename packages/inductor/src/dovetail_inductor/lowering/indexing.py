@@ -313,12 +313,14 @@ def _written_over(
 
 
 def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    base, source = args[0], args[1]
-    dim = (args[2] if len(args) > 2 else 0) % len(base.shape)
-    start = args[3] if len(args) > 3 else None
-    end = args[4] if len(args) > 4 else None
-    step = args[5] if len(args) > 5 else 1
+    """A part written over; `select_scatter`, if the source has a dimension less."""
+    base, source, *rest = args
+    filled: list[Any] = [*rest, *(0, None, None, 1)[len(rest) :]]
+    dim, start, end, step = filled[0] % len(base.shape), *filled[1:]
     low, high = slice_bounds(base.shape[dim], start, end)
+    selects = len(source.shape) < len(base.shape)
+    if selects:
+        low, high = start % base.shape[dim], start % base.shape[dim] + 1
     b = ctx.builder
 
     def loader(indices: Indices, mask: Expr | None) -> Expr:
@@ -327,22 +329,8 @@ def _slice_scatter(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dic
         if step != 1:
             phase = b.index_value((at - low).mod(step))
             inside = both(ctx, b.apply("eq", [phase, b.constant(0, torch.int64)]), inside)
-        own = (*indices[:dim], (at - low).floordiv(step), *indices[dim + 1 :])
-        return _written_over(ctx, base, indices, mask, source, own, inside)
-
-    return value_like(tensor_of(node), node.name).made_by(loader)
-
-
-def _select_scatter(
-    ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Value:
-    base, source = args[0], args[1]
-    dim = args[2] % len(base.shape)
-    place = args[3] % base.shape[dim]
-
-    def loader(indices: Indices, mask: Expr | None) -> Expr:
-        inside = in_range(ctx, indices[dim], place, place + 1)
-        own = (*indices[:dim], *indices[dim + 1 :])
+        along = () if selects else ((at - low).floordiv(step),)
+        own = (*indices[:dim], *along, *indices[dim + 1 :])
         return _written_over(ctx, base, indices, mask, source, own, inside)
 
     return value_like(tensor_of(node), node.name).made_by(loader)
@@ -376,6 +364,6 @@ RULES: dict[str, Rule] = {
     "gather.default": _gather,
     "embedding.default": _embedding,
     "slice_scatter.default": _slice_scatter,
-    "select_scatter.default": _select_scatter,
+    "select_scatter.default": _slice_scatter,
     "diagonal_scatter.default": _diagonal_scatter,
 }

@@ -12,6 +12,8 @@ are few), or of more than 49 elements.
 
 from __future__ import annotations
 
+from functools import partial
+
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.pooling.averages import (
     adaptive_avg_pool,
@@ -28,17 +30,17 @@ from dovetail_inductor.lowering.pooling.maxima import (
 )
 
 RULES: dict[str, Rule] = {
-    name: rule
+    name: partial(rule, rank)
     for rank in (2, 3)
     for name, rule in {
-        f"avg_pool{rank}d.default": avg_pool(rank),
-        f"avg_pool{rank}d_backward.default": avg_pool_backward(rank),
-        f"_adaptive_avg_pool{rank}d.default": adaptive_avg_pool(rank),
-        f"_adaptive_avg_pool{rank}d_backward.default": adaptive_avg_pool_backward(rank),
-        f"max_pool{rank}d_with_indices.default": max_pool(rank),
-        f"max_pool{rank}d_with_indices_backward.default": max_pool_backward(rank),
-        f"adaptive_max_pool{rank}d.default": adaptive_max_pool(rank),
-        f"adaptive_max_pool{rank}d_backward.default": adaptive_max_pool_backward(rank),
+        f"avg_pool{rank}d.default": avg_pool,
+        f"avg_pool{rank}d_backward.default": avg_pool_backward,
+        f"_adaptive_avg_pool{rank}d.default": adaptive_avg_pool,
+        f"_adaptive_avg_pool{rank}d_backward.default": adaptive_avg_pool_backward,
+        f"max_pool{rank}d_with_indices.default": max_pool,
+        f"max_pool{rank}d_with_indices_backward.default": max_pool_backward,
+        f"adaptive_max_pool{rank}d.default": adaptive_max_pool,
+        f"adaptive_max_pool{rank}d_backward.default": adaptive_max_pool_backward,
     }.items()
 }
 RULES["col2im.default"] = col2im

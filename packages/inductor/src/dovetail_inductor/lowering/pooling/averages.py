@@ -13,7 +13,6 @@ from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.lowering.indexing import both, in_range
-from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.pooling.windows import (
     Dim,
     Steps,
@@ -30,6 +29,8 @@ from dovetail_inductor.lowering.values import Context, Indices, Value, value_lik
 # On a CPU, of an average, for its gradient: along rows, and with channels beside one another.
 _MOST_SPREAD = 9
 _MOST_SPREAD_BESIDE = 121
+# Of columns, the elements of a window, and all that are read.
+_MOST_COLUMNS, _FEW_COLUMNS = 49, 1 << 14
 
 
 def _divisor(
@@ -41,13 +42,6 @@ def _divisor(
     for dim, i in () if given else zip(dims, window, strict=True):
         count = b.apply("mul", [dim.extent(ctx, i, with_padding), count])
     return b.apply("cast", [count], arithmetic_dtype(like.dtype))
-
-
-def _slow_spread(ctx: Context, value: Value, dims: Sequence[Dim]) -> bool:
-    """Whether the library's kernel of the gradient of averages is faster"""
-    sizes = [dim.kernel for dim in dims if isinstance(dim, Steps)]
-    most = _MOST_SPREAD if value.stride[-1] == 1 else _MOST_SPREAD_BESIDE
-    return ctx.leaves_to_library and bool(sizes) and prod(sizes) > most
 
 
 def _average(
@@ -85,7 +79,9 @@ def _average_backward(
         return NotImplemented
     rank = len(dims)
     counts = [dim.hits for dim in dims]
-    if _slow_spread(ctx, value, dims):
+    sizes = [dim.kernel for dim in dims if isinstance(dim, Steps)]
+    most = _MOST_SPREAD if value.stride[-1] == 1 else _MOST_SPREAD_BESIDE
+    if ctx.leaves_to_library and sizes and prod(sizes) > most:
         return NotImplemented
     b = ctx.builder
 
@@ -100,60 +96,41 @@ def _average_backward(
     return summed(ctx, value, counts, part)
 
 
-def avg_pool(rank: int) -> Rule:
+def avg_pool(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of average pooling of images of this rank."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if kwargs:
-            return NotImplemented
-        kernel, stride, pad, _, *counting = filled(args[1:], ((), (), 0, False, True, None))
-        pooled = value_like(node.meta["val"], node.name).shape
-        dims = steps_of(rank, args[0].shape, pooled, kernel, stride, pad)
-        return _average(ctx, node, args[0], dims, *counting)
-
-    return rule
+    if kwargs:
+        return NotImplemented
+    kernel, stride, pad, _, *counting = filled(args[1:], ((), (), 0, False, True, None))
+    pooled = value_like(node.meta["val"], node.name).shape
+    dims = steps_of(rank, args[0].shape, pooled, kernel, stride, pad)
+    return _average(ctx, node, args[0], dims, *counting)
 
 
-def avg_pool_backward(rank: int) -> Rule:
+def avg_pool_backward(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of its gradient."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        gradient, source, kernel, stride, pad, _, *counting = args
-        dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad)
-        return _average_backward(ctx, node, gradient, dims, *counting)
-
-    return rule
+    gradient, source, kernel, stride, pad, _, *counting = args
+    dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad)
+    return _average_backward(ctx, node, gradient, dims, *counting)
 
 
-def adaptive_avg_pool(rank: int) -> Rule:
+def adaptive_avg_pool(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of average pooling to a given size."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        pooled = value_like(node.meta["val"], node.name).shape
-        return _average(ctx, node, args[0], shares_of(rank, args[0].shape, pooled), False, None)
-
-    return rule
+    pooled = value_like(node.meta["val"], node.name).shape
+    return _average(ctx, node, args[0], shares_of(rank, args[0].shape, pooled), False, None)
 
 
-def adaptive_avg_pool_backward(rank: int) -> Rule:
+def adaptive_avg_pool_backward(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of its gradient."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        dims = shares_of(rank, args[1].shape, args[0].shape)
-        return _average_backward(ctx, node, args[0], dims, False, None)
-
-    return rule
-
-
-_MOST_COLUMNS = 49
-_FEW_COLUMNS = 1 << 14  # all reads of columns
-
-
-def _slow_columns(value: Value, dims: Sequence[Steps]) -> bool:
-    """Whether the library's kernel is faster"""
-    count = prod(dim.kernel for dim in dims)
-    apart = any(dim.step != 1 for dim in dims)
-    return count > _MOST_COLUMNS or (apart and hint_of(value.numel) * count > _FEW_COLUMNS)
+    dims = shares_of(rank, args[1].shape, args[0].shape)
+    return _average_backward(ctx, node, args[0], dims, False, None)
 
 
 def col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -167,7 +144,9 @@ def col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     dims = []
     for n, k, s, p, d in zip(*parts, strict=True):
         dims.append(Steps(n, (n + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, d))
-    if ctx.leaves_to_library and _slow_columns(value, dims):
+    count = prod(dim.kernel for dim in dims)
+    apart = any(dim.step != 1 for dim in dims) and hint_of(value.numel) * count > _FEW_COLUMNS
+    if ctx.leaves_to_library and (count > _MOST_COLUMNS or apart):
         return NotImplemented
     b = ctx.builder
 
@@ -186,5 +165,5 @@ def col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
         row = (channel * dims[0].kernel + place[0]) * dims[1].kernel + place[1]
         return masked_part(ctx, columns, (*batch, row, y * dims[1].pooled + x), valid, mask)
 
-    in_memory_if_costly(ctx, columns, prod(dim.kernel for dim in dims))
+    in_memory_if_costly(ctx, columns, count)
     return summed(ctx, value, [dim.kernel for dim in dims], part)

@@ -17,7 +17,6 @@ from dovetail_inductor.loop_ir.index import constant
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.reduction import MAX, MIN
 from dovetail_inductor.lowering.indexing import both, masked_load
-from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.pooling.windows import (
     FAR,
     MOST_READS,
@@ -184,46 +183,38 @@ def _maximum_backward(
     return summed(ctx, value, counts, part)
 
 
-def max_pool(rank: int) -> Rule:
+def max_pool(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of max pooling, with indices, of images of this rank."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if kwargs:
-            return NotImplemented
-        kernel, stride, pad, dilation, _ = filled(args[1:], ((), (), 0, 1, False))
-        pooled = value_like(node.meta["val"][0], node.name).shape
-        dims = steps_of(rank, args[0].shape, pooled, kernel, stride, pad, dilation)
-        return _maximum(ctx, node, args[0], dims)
-
-    return rule
+    if kwargs:
+        return NotImplemented
+    kernel, stride, pad, dilation, _ = filled(args[1:], ((), (), 0, 1, False))
+    pooled = value_like(node.meta["val"][0], node.name).shape
+    dims = steps_of(rank, args[0].shape, pooled, kernel, stride, pad, dilation)
+    return _maximum(ctx, node, args[0], dims)
 
 
-def max_pool_backward(rank: int) -> Rule:
+def max_pool_backward(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of its gradient."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        gradient, source, kernel, stride, pad, dilation, _, chosen = args
-        dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad, dilation)
-        return _maximum_backward(ctx, node, gradient, chosen, dims)
-
-    return rule
+    gradient, source, kernel, stride, pad, dilation, _, chosen = args
+    dims = steps_of(rank, source.shape, gradient.shape, kernel, stride, pad, dilation)
+    return _maximum_backward(ctx, node, gradient, chosen, dims)
 
 
-def adaptive_max_pool(rank: int) -> Rule:
+def adaptive_max_pool(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of max pooling, with indices, to a given size."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        pooled = value_like(node.meta["val"][0], node.name).shape
-        return _maximum(ctx, node, args[0], shares_of(rank, args[0].shape, pooled))
-
-    return rule
+    pooled = value_like(node.meta["val"][0], node.name).shape
+    return _maximum(ctx, node, args[0], shares_of(rank, args[0].shape, pooled))
 
 
-def adaptive_max_pool_backward(rank: int) -> Rule:
+def adaptive_max_pool_backward(
+    rank: int, ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """The rule of its gradient."""
-
-    def rule(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        dims = shares_of(rank, args[1].shape, args[0].shape)
-        return _maximum_backward(ctx, node, args[0], args[2], dims)
-
-    return rule
+    dims = shares_of(rank, args[1].shape, args[0].shape)
+    return _maximum_backward(ctx, node, args[0], args[2], dims)

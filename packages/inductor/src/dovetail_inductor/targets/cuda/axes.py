@@ -10,7 +10,7 @@ length, which is split, or joined before it is written, they are as fast as any 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -20,7 +20,7 @@ from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.body import Lines
-from dovetail_inductor.targets.cuda.tiling import Tiling
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
 Place = tuple[str, Index]  # a buffer, and where in it
 
@@ -35,13 +35,20 @@ def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -
         number = f"({rest} % {axis.blocks})" if position else rest
         define_axis(lines, tiling, wide, position, scaled(number, axis.block))
         if pairs and axis is tiling.axes[-1]:
-            _define_pairs(lines, tiling, wide, scaled(number, 2 * axis.block))
+            twice = scaled(number, 2 * axis.block)
+            define_axis(lines, doubled(tiling), wide, position, twice, prefix="w")
         if position:
             rest = f"{rest} // {axis.blocks}"
 
 
 def define_axis(
-    lines: Lines, tiling: Tiling, wide: bool, position: int, start: str, numbers: bool = False
+    lines: Lines,
+    tiling: Tiling,
+    wide: bool,
+    position: int,
+    start: str,
+    numbers: bool = False,
+    prefix: str = "v",
 ) -> None:
     """Define an axis's flat index, which begins at `start`, a multiple of its block, its mask and
     its variables; with `numbers`, those that a block has one value of as numbers."""
@@ -73,24 +80,16 @@ def define_axis(
         text = own if below == 1 else f"({own} // {below})"
         if offset:
             text = f"{text} % {var.size}"
-        lines.add(f"v{first + offset} = {text}")
+        lines.add(f"{prefix}{first + offset} = {text}")
 
 
-def _define_pairs(lines: Lines, tiling: Tiling, wide: bool, start: str) -> None:
-    """Define the last axis's flat index, mask and variables for blocks of twice the length, in
-    which the last variable counts the elements of pairs."""
-    position, axis = len(tiling.axes) - 1, tiling.axes[-1]
-    spread = "" if position == 0 else _shape_of(tiling, position)
-    name, in_64_bits = f"{axis.name}2", ".to(tl.int64)" if wide else ""
-    lines.add(f"{name} = {start} + tl.arange(0, {2 * axis.block}){spread}{in_64_bits}")
-    if axis.masked:
-        lines.add(f"{pair_mask(axis.mask)} = {name} < {2 * axis.size}")
-    first = sum(len(a.vars) for a in tiling.axes[:-1])
-    sizes = [*(v.size for v in axis.vars[:-1]), 2 * axis.vars[-1].size]
-    for offset, size in enumerate(sizes):
-        below = prod(sizes[offset + 1 :])
-        text = name if below == 1 else f"({name} // {below})"
-        lines.add(f"w{first + offset} = {text}{f' % {size}' if offset else ''}")
+def doubled(tiling: Tiling) -> Tiling:
+    """The tiling with blocks of twice the length along the last axis, whose last variable counts
+    the elements of pairs."""
+    *axes, last = tiling.axes
+    var = last.vars[-1]
+    pairs = (*last.vars[:-1], Var(var.id, 2 * var.size))
+    return replace(tiling, axes=(*axes, Axis(f"{last.name}2", pairs, 2 * last.block, last.whole)))
 
 
 def _shape_of(tiling: Tiling, position: int) -> str:
@@ -127,7 +126,7 @@ class Pairs:
             address = f"{parameter} + ({self._address(first)})"
             both = lines.define(f"tl.load({address}{self._mask(free)})")
             parts = tuple(lines.fresh() for _ in range(2))
-            shape = f"[{', '.join(map(str, (*self._sizes(free, 1), 2)))}]"
+            shape = f"{self.tiling.shape(free)[:-1]}, 2]"
             lines.add(f"{', '.join(parts)} = tl.split(tl.reshape({both}, {shape}))")
             self.loaded |= zip(((buffer, first), (buffer, first + 1)), parts, strict=True)
         return self.loaded[buffer, index]
@@ -142,7 +141,7 @@ class Pairs:
         self.waiting[place] = value
         names = [self.waiting.get((buffer, i)) for i in (first, first + 1)]
         if None not in names:
-            shape = f"[{', '.join(map(str, self._sizes(free, 2)))}]"
+            shape = doubled(self.tiling).shape(free)
             lines.add(
                 f"tl.store({parameter} + tl.broadcast_to({self._address(first)}, {shape}), "
                 f"tl.interleave({names[0]}, {names[1]}){self._mask(free, False)})"
@@ -162,24 +161,10 @@ class Pairs:
             parts.append(names[atom] if factor == 1 else f"{factor} * {names[atom]}")
         return " + ".join([*parts, *([str(first.const)] if first.const else [])])
 
-    def _sizes(self, free: int, length: int) -> list[int]:
-        axes = self.tiling.axes
-        sizes = [a.block if any(free >> v.id & 1 for v in a.vars) else 1 for a in axes]
-        return [*sizes[:-1], length * sizes[-1]]
-
     def _mask(self, free: int, loads: bool = True) -> str:
-        axes = self.tiling.axes
-        masks = [
-            pair_mask(a.mask) if a is axes[-1] else a.mask
-            for a in axes
-            if a.masked and any(free >> v.id & 1 for v in a.vars)
-        ]
+        axes = doubled(self.tiling).axes
+        masks = [a.mask for a in axes if a.masked and any(free >> v.id & 1 for v in a.vars)]
         return f", {' & '.join(masks)}{', other=0' if loads else ''}" if masks else ""
-
-
-def pair_mask(mask: str) -> str:
-    """The name of an axis's mask for blocks of twice the length."""
-    return f"{mask}2"
 
 
 def pairs_of(

@@ -139,14 +139,6 @@ def dv_shift_right(a, b):
     gone = (b < 0) | (b >= a.dtype.primitive_bitwidth)
     return tl.where(gone, -(a < 0).to(a.dtype), a >> tl.where(gone, 0, b))
 
-def dv_ifloordiv(a, b):
-    q = a // b
-    return tl.where((a - q * b != 0) & ((a < 0) != (b < 0)), q - 1, q)
-
-def dv_iremainder(a, b):
-    r = a - (a // b) * b
-    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-
 # Products of two blocks of `size` elements, added to `sums` by `count` neighbours: those of one
 # thread, where layouts keep them together.
 def dv_add_products(a, b, sums, size: tl.constexpr, count: tl.constexpr):
@@ -163,7 +155,7 @@ def dv_remainder(a, b):
     r = dv_fmod(a, b)
     return tl.where((r != 0.0) & ((r < 0.0) != (b < 0.0)), r + b, r)
 
-# What the text of symbolic sizes calls, on numbers: Triton's own division truncates.
+# Of integers, in the text of symbolic sizes, too: Triton's own division truncates.
 def floor_div(a, b):
     q = a // b
     return tl.where((a - q * b != 0) & ((a < 0) != (b < 0)), q - 1, q)
