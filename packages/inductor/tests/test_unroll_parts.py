@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from dovetail_inductor.lowering import indexing
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.pipeline import compile_graph
 from dovetail_inductor.scheduler import unroll_parts
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
-from dovetail_runtime.plan import LaunchTriton, Plan
+from dovetail_runtime.plan import CallAten, LaunchTriton, Plan
 from reference_executor import ReferenceExecutor, TritonLauncher
 from torch import Tensor
 
@@ -127,3 +128,42 @@ def test_short_parts_and_small_kernels_stay_whole() -> None:
     short = plan_of(rotary, *(t[..., :32].contiguous() for t in rotary_inputs(torch.float32)))
     small = plan_of(rotary, *(t[:1] for t in rotary_inputs(torch.float32)))
     assert text_of(short).count("tl.store(") == text_of(small).count("tl.store(") == 1
+
+
+def joined(dim: int) -> Callable[..., Tensor]:
+    return lambda *tensors: torch.cat(tensors, dim)
+
+
+WIDE = [40 + 7 * k for k in range(8)]  # of tensors of unequal width
+MANY: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "side by side": (joined(1), [torch.randn(8, n) for n in WIDE]),
+    "computed": (lambda *t: joined(0)(*t).sin(), [torch.randn(n, 8) for n in WIDE]),
+    "equal": (joined(1), [torch.randn(8, 32) for _ in range(9)]),
+    "stacked": (lambda *t: torch.stack(t, 1), [torch.randn(8, 40) for _ in range(10)]),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_programs_of_their_own_copy_many_tensors(name: str, interpreter: TritonLauncher) -> None:
+    fn, inputs = MANY[name]
+    plan = check(interpreter, fn, *inputs)
+    text = text_of(plan)
+    assert len(plan.kernels) == 1 and "tl.where" not in text
+    assert (
+        text.count("tl.load(") == text.count("tl.store(") == text.count("def part") == len(inputs)
+    )
+
+
+def test_what_many_parts_share_is_read_once(
+    interpreter: TritonLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unroll_parts, "LEAST_POINTS", 1 << 7)
+    plan = check(interpreter, lambda x: torch.cat([x, x * 2] * 8, 1), torch.randn(8, 32))
+    assert text_of(plan).count("tl.load(") == 1 and text_of(plan).count("tl.store(") == 16
+
+
+def test_the_library_copies_more_tensors_than_a_launch_has_parts() -> None:
+    inputs = [torch.randn(8, 128) for _ in range(indexing.MOST_PARTS + 1)]
+    assert any(isinstance(step, CallAten) for step in plan_of(joined(1), *inputs).steps)
+    narrow = [x[:, 0] for x in inputs]  # as a norm of each parameter
+    assert not any(isinstance(step, CallAten) for step in plan_of(joined(0), *narrow).steps)

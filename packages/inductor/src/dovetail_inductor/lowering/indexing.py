@@ -12,11 +12,14 @@ from dovetail_inductor.fx_nodes import line_of
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexCheck, IndexValue, walk
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, indirect
 from dovetail_inductor.loop_ir.loops import LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic, known_le, known_within
+from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of, known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
 from dovetail_inductor.lowering.values import Context, Indices, Value, tensor_of, value_like
 from dovetail_inductor.lowering.views import slice_bounds
+
+# Of a concatenation that kernels for a GPU make, if it is large.
+MOST_PARTS, LARGE = 64, 1 << 16
 
 IndexKind = Literal["plain", "wrapped", "scattered"]
 """How an operator takes an index: of rows; counted from the end where it is negative; or along one
@@ -53,10 +56,13 @@ def masked_load(ctx: Context, value: Value, indices: Indices, mask: Expr) -> Exp
     return ctx.load(value, indices, mask)
 
 
-def _cat(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def _cat(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     value = value_like(tensor_of(node), node.name)
     # ATen skips the legacy empty 1-d tensors
     parts = [v for v in args[0] if v.shape != (0,) or len(value.shape) == 1]
+    many = len(parts) > MOST_PARTS and hint_of(value.numel) >= LARGE
+    if many and ctx.target.costs.memory_bound:
+        return NotImplemented
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % max(len(value.shape), 1)
     starts = [0]
     for part in parts:
