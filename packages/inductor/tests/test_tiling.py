@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from dovetail_inductor import InductorOptions, compile_graph
 from dovetail_inductor.targets import CUDA, Target
+from dovetail_inductor.targets.cuda import tiling
 from dovetail_prims.decompositions import core_aten_table
 from dovetail_prims.graphs.record import trace_aten
 from dovetail_runtime.plan import Allocate, LaunchTriton, Plan, TritonKernel
@@ -211,3 +212,22 @@ def test_more_threads_share_narrow_loads_of_which_more_is_kept(
     plan = compiled(fn, torch.empty(32, 2048, 1023, device="meta"))
     (kernel,) = (k for k in plan.kernels if isinstance(k, TritonKernel))
     assert f"range(0, 2048, {columns}" in kernel.source and kernel.num_warps == warps
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_found_for_each_element_are_read_column_by_column(
+    dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a cache holds the columns of a table that is larger than it."""
+    x = torch.randn(300, 300)
+    places = torch.randint(0, 300, (70, 300) if dim == 0 else (300, 70))
+
+    def fn(x: Tensor) -> Tensor:
+        return x.gather(dim, places)
+
+    assert "pid //" not in source_of(compiled(fn, x))
+    monkeypatch.setattr(tiling, "CACHE_BYTES", 1 << 16)
+    plan = compiled(fn, x)
+    # Of a gather along rows, whole rows are few.
+    assert ("x = (pid // 18) * 256" in source_of(plan)) == (dim == 0)
+    check(fn, x, plan)

@@ -31,13 +31,15 @@ def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -
     if wide:
         lines.add("pid = pid.to(tl.int64)")
     rest = "pid"
-    for position, axis in reversed(list(enumerate(tiling.grid_axes))):
-        number = f"({rest} % {axis.blocks})" if position else rest
+    order = list(enumerate(tiling.grid_axes))[:: 1 if tiling.down else -1]
+    for position, axis in order:
+        outermost = axis is order[-1][1]
+        number = rest if outermost else f"({rest} % {axis.blocks})"
         define_axis(lines, tiling, wide, position, scaled(number, axis.block))
         if pairs and axis is tiling.axes[-1]:
             twice = scaled(number, 2 * axis.block)
             define_axis(lines, doubled(tiling), wide, position, twice, prefix="w")
-        if position:
+        if not outermost:
             rest = f"{rest} // {axis.blocks}"
 
 

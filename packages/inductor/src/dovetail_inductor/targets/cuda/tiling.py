@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dovetail_inductor.loop_ir.handlers import count
-from dovetail_inductor.loop_ir.index import Index, Var
+from dovetail_inductor.loop_ir.index import Index, Indirect, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
@@ -38,6 +38,7 @@ LINE = 32  # elements of a cache line, or so
 ACROSS = 12
 # Turns of a loop with narrow loads that become one (H100: see `reads_are_narrow`).
 UNROLL = 4
+STRIPE = 256  # columns of a table that a cache is to hold
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Tiling:
 
     `folds`: a block of columns (of one row) is so many rows of a matrix, which each thread reduces
     by itself in every turn of the loop. `unroll`: so many turns become one, whose loads are on
-    their way at once.
+    their way at once. `down`: programs that follow one another go along the first axis.
     """
 
     axes: tuple[Axis, ...]
@@ -90,6 +91,7 @@ class Tiling:
     num_stages: int = 1
     folds: int = 1
     unroll: int = 1
+    down: bool = False
 
     def shape(self, free: int) -> str:
         """The shape of a block that depends on the variables whose ids are in the bit set `free`,
@@ -167,9 +169,9 @@ def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool)
         along = ranked[0][0]
         rows = (*(v for v in rows if v not in along), *along)
     if not shared:
-        repeating = _repeating(kernel, rows)
-        if repeating is not None:
-            return repeating
+        chosen = _repeating(kernel, rows) or _stripes(kernel, buffers, rows)
+        if chosen is not None:
+            return chosen
     # 8 elements a thread: 16 bytes at once of the narrow types, twice 16 of float32. Fewer where
     # there would be too few programs to hide latency behind one another.
     block, scattered = 1024, scattered_reads(kernel, buffers) > 2
@@ -199,6 +201,24 @@ def _repeating(kernel: FusedKernel, rows: tuple[Var, ...]) -> Tiling | None:
     elements = 4096 if own else 1024
     axes = (Axis("y", rows[:-1], elements // width), Axis("x", (last,), width))
     return Tiling(axes, False, False, 4)
+
+
+def _stripes(
+    kernel: FusedKernel, buffers: Mapping[str, Buffer], rows: tuple[Var, ...]
+) -> Tiling | None:
+    """Where data tells for each element from which row of a large matrix it comes: a few columns
+    for all rows, then the next, so that a cache holds what is read of them."""
+    last = rows[-1] if len(rows) >= 2 else None
+    if last is None or is_symbolic(last.size) or last.size < STRIPE:
+        return None
+    for name, index in accesses(kernel):
+        for atom, apart in index.terms if index.coefficient(last) == 1 else ():
+            if not isinstance(atom, Indirect) or not atom.value.free >> last.id & 1:
+                continue
+            if hint_of(atom.size * apart) * buffers[name].dtype.itemsize >= CACHE_BYTES:
+                axes = (Axis("y", rows[:-1], 1024 // STRIPE), Axis("x", (last,), STRIPE))
+                return Tiling(axes, False, False, 4, down=True)
+    return None
 
 
 def _directions(
