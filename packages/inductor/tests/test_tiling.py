@@ -231,3 +231,23 @@ def test_rows_found_for_each_element_are_read_column_by_column(
     # Of a gather along rows, whole rows are few.
     assert ("x = (pid // 18) * 256" in source_of(plan)) == (dim == 0)
     check(fn, x, plan)
+
+
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 16), (torch.float16, 8)])
+def test_few_threads_go_along_short_rows_that_begin_anywhere(
+    dtype: torch.dtype, threads: int
+) -> None:
+    x = torch.randn(8700, 43).to(dtype)
+    for fn in (lambda x: x.sum(-1), lambda x: x.amax(-1), lambda x: x.float().square().mean(-1)):
+        plan = compiled(fn, x)
+        assert f"acc0 = tl.full([64, {threads}]" in source_of(plan)
+        (got,) = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x)
+        torch.testing.assert_close(got, fn(x), rtol=2e-3, atol=2e-3)
+    # Aligned rows, few rows, and rows that are read again have other tiles.
+    for fn, y in (
+        (lambda x: x.sum(-1), torch.randn(8700, 48)),
+        (lambda x: x.sum(-1), torch.randn(870, 43)),
+        (lambda x: x.softmax(-1), x),
+        (lambda x: x.var(-1), x),
+    ):
+        assert f"[64, {threads}]" not in source_of(compiled(fn, y))

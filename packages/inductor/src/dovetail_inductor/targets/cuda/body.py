@@ -138,7 +138,7 @@ class BodyEmitter:
             if storage == load.dtype:
                 return element
             return self.lines.define(f"{element}.to({TRITON_TYPES[load.dtype]})")
-        offset = self.index(load.index, read)
+        offset = self._offset(load.index, read)
         buffer = self.buffers[load.buffer]
         conditions = [
             _load_condition(axis, load.index, buffer)
@@ -224,6 +224,15 @@ class BodyEmitter:
         """A zero block that spans the axes of `free`: an address must be as wide as its mask."""
         return f"tl.zeros({self.tiling.shape(free)}, tl.int32)"
 
+    def _offset(self, index: Index, read: Callable[[Expr], str]) -> str:
+        """An index as text; what a loop over columns does not change is a sum of its own."""
+        turning = sum(1 << v.id for v in self.tiling.axes[-1].vars if self.tiling.looped)
+        inner = tuple(t for t in index.terms if index_free(Index(0, (t,))) & turning)
+        outer = Index(index.const, tuple(t for t in index.terms if t not in inner))
+        if not inner or not outer.terms:
+            return self.index(index, read)
+        return f"{self.index(outer, read)}) + ({self.index(Index(0, inner), read)}"
+
     def index(self, index: Index, read: Callable[[Expr], str]) -> str:
         """An index as text over the names of the loop variables."""
         parts = []
@@ -242,7 +251,7 @@ class BodyEmitter:
         if isinstance(atom, Var):
             return f"v{self._var_position(atom)}"
         if isinstance(atom, Indirect):
-            return read(atom.value)
+            return read(atom.value) + ("" if self.wide else ".to(tl.int32)")
         inner = self.index(atom.inner, read)
         divisor, low = atom.divisor, atom.inner.bounds[0]
         if low < 0:  # Triton's integer division truncates: shift into the non-negative

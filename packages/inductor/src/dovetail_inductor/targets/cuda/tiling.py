@@ -341,6 +341,8 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         inside = {(n, i) for n, i in accesses(kernel) if i.variables() & set(kernel.columns)}
         elements, each = (512, 256) if repeating < 2 else (max(4096, 2 * padded), 512)
         short = repeating < 2 and padded <= 512 and len(inside) <= 3
+        if short and (unaligned := _unaligned(kernel, buffers)) is not None:
+            return unaligned
         if short:  # more rows a thread: a program of few ends before memory is busy
             elements = 2048
         elif padded >= 2048 and points >= 4 * MULTIPROCESSORS:
@@ -379,6 +381,22 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         # What a pass reads again is in the cache while few rows are on their way.
         block, warps = 8192 if len(rows_again) <= 2 else 4096, 32
     return Tiling((Axis("x", kernel.rows, 1), Axis("r", kernel.columns, block)), True, True, warps)
+
+
+def _unaligned(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling | None:
+    """Short rows that begin anywhere, of which only results are kept: a few threads go along each,
+    as whole warps would have more to exchange than to read. The fewer bytes, the fewer threads: of
+    narrow elements it is instructions that take the time."""
+    columns, points = kernel.column_points, hint_of(kernel.row_points)
+    if is_symbolic(columns) or not 16 < columns <= 128 or points < 64 * MULTIPROCESSORS:
+        return None
+    if any(kernel.is_full(n) or n.with_index for n in kernel.nests) or read_again(kernel):
+        return None
+    if not reads_are_narrow(kernel, buffers, kernel.columns[-1]):
+        return None
+    wide = any(buffers[name].dtype.itemsize > 2 for name in kernel.reads() & buffers.keys())
+    r = Axis("r", kernel.columns, 16 if wide else 8)
+    return Tiling((Axis("x", kernel.rows, 64), r), True, True, 2, unroll=min(r.blocks, 2 * UNROLL))
 
 
 def _in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:
