@@ -251,3 +251,16 @@ def test_few_threads_go_along_short_rows_that_begin_anywhere(
         (lambda x: x.var(-1), x),
     ):
         assert f"[64, {threads}]" not in source_of(compiled(fn, y))
+
+
+def test_an_image_is_resized_along_one_dimension_after_the_other() -> None:
+    """Of windows of five by five elements, by five elements twice."""
+
+    def fn(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(32, 32), mode="bilinear", antialias=True)
+
+    x = torch.randn(2, 16, 64, 64)
+    plan = compiled(fn, x)
+    large = [s.spec.shape for s in plan.steps if isinstance(s, Allocate) and len(s.spec.shape) == 4]
+    assert (2, 16, 32, 64) in large
+    check(fn, x, plan)

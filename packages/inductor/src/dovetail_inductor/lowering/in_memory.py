@@ -160,6 +160,8 @@ def realize_if_worth_it(
     several = len(consumers) > 1 and (
         cost.cost - cost.loads > ctx.target.costs.cheap(stored)
         or (len(large) > most_large and not few_bytes)
+        # Each reads it elsewhere, as along the other dimension of an image that is resized.
+        or cost.loads * sum(rule_name(n) == "index.Tensor" for n in consumers) > MAX_LOADS
     )
     if cost.loads and (several or cost.cost > MAX_COST or cost.loads > MAX_LOADS):
         _realize(ctx, value, in_memory_form)
