@@ -158,6 +158,11 @@ def _moved() -> Iterator[Program]:
             "nonzero": of_shapes(lambda x: (x > 1).nonzero(), LARGE),
             "masked rows": of_shapes(lambda x, m: x[m > 0] * 2, (65536, 256), (65536,)),
             "cat many": of_shapes(lambda x: torch.cat([x, x * 2] * 16, 1), (2048, 256)),
+            "cat of 32": of_shapes(lambda *x: torch.cat(x, 1), *[(2048, 256)] * 32),
+            "cat of 32 odd": of_shapes(
+                lambda *x: torch.cat(x, 1), *[(2048, 200 + 7 * k) for k in range(32)]
+            ),
+            "cat of 32 below": of_shapes(lambda *x: torch.cat(x), *[(256, 2048)] * 32),
             "cat odd": of_shapes(lambda x, y: torch.cat([x, y], -1), (65536, 63), (65536, 66)),
             "stack many": of_shapes(lambda *x: torch.stack(x, -1), *[(512, 1024)] * 16),
             "permute odd": of_shapes(
@@ -228,6 +233,9 @@ def _rows() -> Iterator[Program]:
             "logcumsumexp rows": of_shapes(lambda x: x.logcumsumexp(-1), rows),
             "cumsum of numbers": of_numbers(lambda i: i.cumsum(-1), 9, rows),
             "amax odd rows": of_shapes(lambda x: x.amax(-1), (65536, 333)),
+            "amax short odd rows": of_shapes(lambda x: x.amax(-1), (1 << 20, 27)),
+            "mean odd rows": of_shapes(lambda x: x.mean(-1), (1 << 18, 99)),
+            "softmax short odd rows": of_shapes(lambda x: x.softmax(-1), (1 << 18, 49)),
             "min short rows": of_shapes(lambda x: x.min(-1), (1 << 18, 256)),
             "argmax vocabulary": of_shapes(lambda x: x.argmax(-1), (512, 128256)),
             "topk vocabulary": of_shapes(lambda x: x.topk(50, -1), (64, 128256)),
