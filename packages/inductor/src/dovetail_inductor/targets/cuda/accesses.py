@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from dovetail_inductor.loop_ir.expr import index_free, loads
@@ -12,6 +13,7 @@ from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 
 SIDE = 16  # of a tile, at least
+LINE = 32  # elements of a cache line, or so
 MANY = 1 << 13  # places: more than a dimension of an image has
 
 
@@ -82,3 +84,57 @@ def scattered_reads(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> int:
         many = any(hint_of(prod(buffers[ld.buffer].shape)) >= MANY for ld in by_data)
         found += many and contiguous_var(index, rest) is None
     return found
+
+
+def weights(
+    kernel: FusedKernel, buffers: Mapping[str, Buffer], variables: tuple[Var, ...]
+) -> dict[Var, int]:
+    """Bytes of the accesses that are contiguous along each variable, as rows are that are found by
+    their numbers in memory; those of one buffer that are but few elements apart read the same lines
+    of memory, and count once."""
+    weight: dict[Var, int] = {}
+    seen: dict[tuple[str, Index], list[int]] = {}
+    for name, index in accesses(kernel):
+        places = seen.setdefault((name, index - index.const), [])
+        const = hint_of(index.const)
+        if any(abs(const - place) < LINE for place in places):
+            continue
+        places.append(const)
+        choosing = {
+            v for v in variables if any(a.value.free >> v.id & 1 for a in index.indirects())
+        }
+        var = contiguous_var(index, tuple(v for v in variables if v not in choosing))
+        if var is not None:
+            points = prod(hint_of(v.size) for v in index.variables() | choosing)
+            weight[var] = weight.get(var, 0) + points * buffers[name].dtype.itemsize
+    return weight
+
+
+def directions(
+    kernel: FusedKernel, buffers: Mapping[str, Buffer]
+) -> list[tuple[tuple[Var, ...], int]]:
+    """The runs of loops along which a pointwise kernel's accesses go through memory, the heaviest
+    first, with their weights. One that begins as another does and goes on is that one."""
+    weight = weights(kernel, buffers, kernel.rows)
+    indices = [index for _, index in accesses(kernel)]
+    whole: dict[Var, tuple[Var, ...]] = {}
+    total: dict[Var, int] = {}
+    for var in sorted(weight, key=lambda v: -weight[v]):
+        run = run_along(indices, kernel.rows, var)
+        total[run[0]] = total.get(run[0], 0) + weight[var]
+        if len(run) > len(whole.get(run[0], ())):
+            whole[run[0]] = run
+    ranked = sorted(total, key=lambda v: -total[v])
+    return [(whole[v], total[v]) for v in ranked]
+
+
+def in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:
+    """The kernel with that loop of columns last along which at least half is contiguous."""
+    counted = any(n.scan is not None or n.with_index for n in kernel.nests)
+    heavy = sorted((v for v in kernel.columns if weight.get(v)), key=lambda v: -weight[v])
+    if counted or not heavy or kernel.columns[-1] is heavy[0]:
+        return kernel
+    last = heavy[0]
+    if 2 * weight[last] < sum(weight[v] for v in heavy):
+        return kernel
+    return replace(kernel, columns=(*(v for v in kernel.columns if v is not last), last))

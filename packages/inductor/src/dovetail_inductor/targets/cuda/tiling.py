@@ -12,18 +12,20 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dovetail_inductor.loop_ir.handlers import count
-from dovetail_inductor.loop_ir.index import Index, Indirect, Var
+from dovetail_inductor.loop_ir.index import Indirect, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.accesses import (
     SIDE,
     accesses,
-    contiguous_var,
+    directions,
+    in_memory_order,
     reads_are_narrow,
     run_along,
     scattered_reads,
     vector_length,
+    weights,
 )
 from dovetail_inductor.targets.cuda.passes import online_softmax, read_again
 
@@ -32,7 +34,6 @@ THREADS = 2048  # of a multiprocessor
 CACHE_BYTES = 1 << 25  # of the level that all share: what surely stays in it for a while
 PERSISTENT_LIMIT = 16384  # columns kept in registers by one program
 HEAVY_PERSISTENT_LIMIT = 4096  # the same when many values are live
-LINE = 32  # elements of a cache line, or so
 # What is accessed across its neighbours in memory is taken to cost so many times its bytes: 8 to 16
 # would be moved for each (a sector of 32 bytes for 4 or 2), less what the cache finds again.
 ACROSS = 12
@@ -132,34 +133,10 @@ def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool = Fa
     return _pointwise(kernel, buffers, shared)
 
 
-def _weights(
-    kernel: FusedKernel, buffers: Mapping[str, Buffer], variables: tuple[Var, ...]
-) -> dict[Var, int]:
-    """Bytes of the accesses that are contiguous along each variable, as rows are that are found by
-    their numbers in memory; those of one buffer that are but few elements apart read the same lines
-    of memory, and count once."""
-    weight: dict[Var, int] = {}
-    seen: dict[tuple[str, Index], list[int]] = {}
-    for name, index in accesses(kernel):
-        places = seen.setdefault((name, index - index.const), [])
-        const = hint_of(index.const)
-        if any(abs(const - place) < LINE for place in places):
-            continue
-        places.append(const)
-        choosing = {
-            v for v in variables if any(a.value.free >> v.id & 1 for a in index.indirects())
-        }
-        var = contiguous_var(index, tuple(v for v in variables if v not in choosing))
-        if var is not None:
-            points = prod(hint_of(v.size) for v in index.variables() | choosing)
-            weight[var] = weight.get(var, 0) + points * buffers[name].dtype.itemsize
-    return weight
-
-
 def _pointwise(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool) -> Tiling:
     rows = kernel.rows
     points = hint_of(kernel.row_points)
-    ranked = _directions(kernel, buffers)
+    ranked = directions(kernel, buffers)
     if len(ranked) >= 2 and ACROSS * ranked[1][1] >= ranked[0][1]:
         first, second = ranked[0][0], ranked[1][0]
         long = min(hint_of(prod(v.size for v in run)) for run in (first, second)) >= SIDE
@@ -219,24 +196,6 @@ def _stripes(
                 axes = (Axis("y", rows[:-1], 1024 // STRIPE), Axis("x", (last,), STRIPE))
                 return Tiling(axes, False, False, 4, down=True)
     return None
-
-
-def _directions(
-    kernel: FusedKernel, buffers: Mapping[str, Buffer]
-) -> list[tuple[tuple[Var, ...], int]]:
-    """The runs of loops along which a pointwise kernel's accesses go through memory, the heaviest
-    first, with their weights. One that begins as another does and goes on is that one."""
-    weight = _weights(kernel, buffers, kernel.rows)
-    indices = [index for _, index in accesses(kernel)]
-    whole: dict[Var, tuple[Var, ...]] = {}
-    total: dict[Var, int] = {}
-    for var in sorted(weight, key=lambda v: -weight[v]):
-        run = run_along(indices, kernel.rows, var)
-        total[run[0]] = total.get(run[0], 0) + weight[var]
-        if len(run) > len(whole.get(run[0], ())):
-            whole[run[0]] = run
-    ranked = sorted(total, key=lambda v: -total[v])
-    return [(whole[v], total[v]) for v in ranked]
 
 
 def _transposing(rows: tuple[Var, ...], first: tuple[Var, ...], second: tuple[Var, ...]) -> Tiling:
@@ -316,8 +275,8 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
     points, columns = hint_of(kernel.row_points), hint_of(kernel.column_points)
     if (scattered := _scattered(kernel, buffers)) is not None:
         return scattered
-    weight = _weights(kernel, buffers, (*kernel.rows, *kernel.columns))
-    kernel = _in_memory_order(kernel, weight)
+    weight = weights(kernel, buffers, (*kernel.rows, *kernel.columns))
+    kernel = in_memory_order(kernel, weight)
     along_rows = sum(w for v, w in weight.items() if v in kernel.rows)
     along_columns = sum(w for v, w in weight.items() if v in kernel.columns)
     if kernel.rows and along_rows:
@@ -397,19 +356,6 @@ def _unaligned(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling | N
     wide = any(buffers[name].dtype.itemsize > 2 for name in kernel.reads() & buffers.keys())
     r = Axis("r", kernel.columns, 16 if wide else 8)
     return Tiling((Axis("x", kernel.rows, 64), r), True, True, 2, unroll=min(r.blocks, 2 * UNROLL))
-
-
-def _in_memory_order(kernel: FusedKernel, weight: Mapping[Var, int]) -> FusedKernel:
-    """The kernel with the loop of columns last along which most is contiguous, if at least half
-    is."""
-    counted = any(n.scan is not None or n.with_index for n in kernel.nests)
-    heavy = sorted((v for v in kernel.columns if weight.get(v)), key=lambda v: -weight[v])
-    if counted or not heavy or kernel.columns[-1] is heavy[0]:
-        return kernel
-    last = heavy[0]
-    if 2 * weight[last] < sum(weight[v] for v in heavy):
-        return kernel
-    return replace(kernel, columns=(*(v for v in kernel.columns if v is not last), last))
 
 
 def _folding(
