@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 def scatter_sums(gm: GraphModule) -> GraphModule:
     """The graph where scatters go on in sums; `gm` itself if it has none."""
-    if not any(_scattered(node) for node in gm.graph.nodes if _is_sum(node)):
+    if not any(_chain(p, n) for n in gm.graph.nodes if _is_sum(n) for p in n.args):
         return gm
     graph = Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -61,10 +61,6 @@ def _scatter_into_sum(graph: Graph, total: Node, places: dict[Node, int]) -> Non
 
 def _is_sum(node: Node) -> bool:
     return node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs
-
-
-def _scattered(total: Node) -> bool:
-    return any(_chain(part, total) for part in total.args)
 
 
 def _chain(part: Any, total: Node) -> list[Node]:

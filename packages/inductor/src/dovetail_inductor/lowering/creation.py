@@ -44,11 +44,7 @@ def _filled(ctx: Context, node: fx.Node, fill: bool | int | float) -> Value:
 
 
 def _full(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    return _filled(ctx, node, args[1])
-
-
-def _scalar(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    return _filled(ctx, node, args[0])
+    return _filled(ctx, node, args[-1])
 
 
 def _empty(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -85,7 +81,7 @@ def _arange(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
 
 RULES: dict[str, Rule] = {
     "full.default": _full,
-    "scalar_tensor.default": _scalar,
+    "scalar_tensor.default": _full,
     "empty.memory_format": _empty,
     "empty_strided.default": _empty,
     "arange.start_step": _arange,

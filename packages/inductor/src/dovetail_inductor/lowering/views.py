@@ -129,11 +129,7 @@ def _expand(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
     return make_view(ctx, node, base, reindex, restride)
 
 
-def _unsqueeze(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    return view_as(ctx, node, args[0])
-
-
-def _squeeze(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
+def _with_ones(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
     return view_as(ctx, node, args[0])
 
 
@@ -318,8 +314,8 @@ RULES: dict[str, Rule] = {
     "_unsafe_view.default": _view,
     "permute.default": _permute,
     "expand.default": _expand,
-    "unsqueeze.default": _unsqueeze,
-    "squeeze.dims": _squeeze,
+    "unsqueeze.default": _with_ones,
+    "squeeze.dims": _with_ones,
     "alias.default": _alias,
     "slice.Tensor": _slice,
     "select.int": _select,

@@ -66,15 +66,12 @@ def _forms(call: ExternCall, kernel: int) -> list[ExternCall]:
     loops = _loops(call)
     own = loops.tiles[kernel]
     found = [call]
-    for tiles in _candidates(_width(call), loops.body.gradient is not None, kernel):
+    width = max(tensor.shape[-1] for tensor in call.tensors()[:3])
+    for tiles in _candidates(width, loops.body.gradient is not None, kernel):
         if tiles != own:
             every = (*loops.tiles[:kernel], tiles, *loops.tiles[kernel + 1 :])
             found.append(replace(call, attention=replace(loops, tiles=every)))
     return found
-
-
-def _width(call: ExternCall) -> int:
-    return max(tensor.shape[-1] for tensor in call.tensors()[:3])
 
 
 def _candidates(width: int, backward: bool, kernel: int) -> list[AttentionTiles]:

@@ -198,12 +198,9 @@ def _at_rows_and_columns(
         dense *= var.size
     moved = nest.renamed(builder, lambda v: values.get(v, constant(0)))
     split = split_divisions(builder, replace(moved, vars=(columns, inner), index=place))
-    wide = next(n for n in range(len(split.vars) + 1) if prod(_sizes(split, n)) == width)
+    sizes = [var.size for var in split.vars]
+    wide = next(n for n in range(len(sizes) + 1) if prod(sizes[:n]) == width)
     return _unrolled(builder, split.body, split.vars[:wide], split.vars[wide:], nest)
-
-
-def _sizes(nest: LoopNest, count: int) -> list[int]:
-    return [var.size for var in nest.vars[:count]]
 
 
 def _unrolled(

@@ -7,11 +7,10 @@ A head of 50257 classes is the common case: its logits are then in memory once, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from dovetail_inductor.loop_ir.expr import Apply, Builder, Constant, Expr, IndexValue, Load
-from dovetail_inductor.loop_ir.index import Index, Var, linear, variable
+from dovetail_inductor.loop_ir.index import Index, linear, variable
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.find_products import is_ours_to_compute, with_forms
@@ -121,13 +120,9 @@ def _copied_columns(nest: LoopNest, whole: Buffer) -> int | None:
         return None
     for columns in nest.vars:
         rows = tuple(v for v in nest.vars if v is not columns)
-        if len(rows) == 1 and body.index == _place((*rows, columns), whole):
+        if len(rows) == 1 and body.index == linear(map(variable, (*rows, columns)), whole.stride):
             return columns.size if columns.size < whole.shape[1] else None
     return None
-
-
-def _place(at: Sequence[Var], whole: Buffer) -> Index:
-    return linear([variable(v) for v in at], whole.stride)
 
 
 def _reading_the_copy(

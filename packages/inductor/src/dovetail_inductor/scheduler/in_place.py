@@ -44,7 +44,7 @@ def write_in_place(
     unchanged = graph
     graph = _copied_late(graph, overwritten)
     over, accesses = scatters(graph.steps), _Accesses(graph.steps)
-    raising = any(_may_raise(step) for step in graph.steps)
+    raising = any(isinstance(step, ExternCall) or _checks_of(step) for step in graph.steps)
     leaving = [o.buffer for o in graph.outputs if isinstance(o, Strided)]
     places: dict[str, str] = {}
     for source, position in overwritten.items():
@@ -149,11 +149,6 @@ def _may_take(graph: KernelGraph, accesses: _Accesses, name: str, source: str) -
 
 def _makes_new(call: ExternCall) -> bool:
     return call.out_variant or call.op.partition(".")[0] in MAKES_NEW
-
-
-def _may_raise(step: Step) -> bool:
-    """Whether a step may find fault with what it is given."""
-    return isinstance(step, ExternCall) or bool(_checks_of(step))
 
 
 _Check = int | tuple[int, int, bool]

@@ -15,6 +15,7 @@ from math import prod
 
 import torch
 
+from dovetail_inductor.loop_ir.expr import index_free
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import any_symbolic
@@ -124,7 +125,7 @@ class Pairs:
         if first is None:
             return None
         if (buffer, index) not in self.loaded:
-            free = _free(first)
+            free = index_free(first)
             address = f"{parameter} + ({self._address(first)})"
             both = lines.define(f"tl.load({address}{self._mask(free)})")
             parts = tuple(lines.fresh() for _ in range(2))
@@ -211,7 +212,3 @@ def _begins_pair(index: Index, var: Var, tiling: Tiling) -> bool:
         atom in known and coefficient % 2 == 0 for atom, coefficient in index.terms
     )
     return even and index.coefficient(var) == 2
-
-
-def _free(index: Index) -> int:
-    return sum(1 << atom.id for atom, _ in index.terms if isinstance(atom, Var))
