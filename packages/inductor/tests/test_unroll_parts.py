@@ -125,7 +125,7 @@ def test_halves_of_a_rotation_are_computed_together() -> None:
 
 
 def test_short_parts_and_small_kernels_stay_whole() -> None:
-    short = plan_of(rotary, *(t[..., :32].contiguous() for t in rotary_inputs(torch.float32)))
+    short = plan_of(rotary, *(torch.randn(200, n, 4) for n in (3, 1, 1)))
     small = plan_of(rotary, *(t[:1] for t in rotary_inputs(torch.float32)))
     assert text_of(short).count("tl.store(") == text_of(small).count("tl.store(") == 1
 
@@ -140,6 +140,7 @@ MANY: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "computed": (lambda *t: joined(0)(*t).sin(), [torch.randn(n, 8) for n in WIDE]),
     "equal": (joined(1), [torch.randn(8, 32) for _ in range(9)]),
     "stacked": (lambda *t: torch.stack(t, 1), [torch.randn(8, 40) for _ in range(10)]),
+    "two": (joined(1), [torch.randn(30, n) for n in (12, 15)]),
 }
 
 
@@ -160,6 +161,13 @@ def test_what_many_parts_share_is_read_once(
     monkeypatch.setattr(unroll_parts, "LEAST_POINTS", 1 << 7)
     plan = check(interpreter, lambda x: torch.cat([x, x * 2] * 8, 1), torch.randn(8, 32))
     assert text_of(plan).count("tl.load(") == 1 and text_of(plan).count("tl.store(") == 16
+    # Nothing is shared where tensors are but multiples of one width.
+    odd = [torch.randn(8, 32 * n) for n in (3, 4, 5)]
+    assert text_of(plan_of(joined(1), *odd)).count("def part") == 3
+    # Short pieces of one line of memory are written together.
+    narrow = [torch.randn(128, 4) for _ in range(10)]
+    plan = check(interpreter, joined(1), *narrow)
+    assert "def part" not in text_of(plan) and text_of(plan).count("tl.store(") == 10
 
 
 def test_the_library_copies_more_tensors_than_a_launch_has_parts() -> None:

@@ -28,8 +28,8 @@ from dovetail_inductor.scheduler.kernels import CombinedKernel, FusedKernel, Ker
 
 # Parts that one thread computes, if there are as few or not; if they share nothing; and at most.
 FEW, SEPARATE_PARTS, MOST_PARTS = 4, 8, 64
-# A part is at least as wide as what a few threads read at once.
-LEAST_WIDTH = 32
+# Elements that a part has side by side in memory, at least, and those of a line.
+LEAST_WIDTH, LINE = 4, 32
 # Smaller kernels need all their points to keep a GPU busy.
 LEAST_POINTS = 1 << 16
 # First positions at which the other side of a comparison with a constant begins.
@@ -65,16 +65,19 @@ def _unrolled(
         bounds = _bounds(kernel, var)
         if not bounds or not _can_be_cut(kernel, var):
             continue
-        least = -(-LEAST_WIDTH // hint_of(prod(v.size for v in loops[position + 1 :])))
-        width = gcd(var.size, *bounds)
+        inside = hint_of(prod(v.size for v in loops[position + 1 :]))
+        width, tensors, pieces = gcd(var.size, *bounds), len(kernel.reads()), len(bounds) + 1
         parts = var.size // width
-        # What parts share is read once; else a thread that has many of them only waits longer.
-        most = MOST_PARTS if 2 * len(kernel.reads()) <= parts else SEPARATE_PARTS
-        many = parts > FEW and (kernel.columns or points // parts < LEAST_POINTS or parts > most)
-        if var.size == 2 or (width >= least and not many):
+        # What parts share is read once, and short pieces are of one line of memory; else a thread
+        # that has many of them only waits longer.
+        together = 2 * tensors <= pieces or width * inside < LINE
+        most = min(pieces, MOST_PARTS if together else SEPARATE_PARTS)
+        many = kernel.columns or points // parts < LEAST_POINTS or parts > most
+        if var.size == 2 or (width * inside >= LEAST_WIDTH and (parts <= FEW or not many)):
             return _cut(builder, kernel, var, width, buffers)
-        narrow = min(high - low for low, high in pairwise((0, *bounds, var.size))) < least
-        if not (narrow or kernel.columns or kernel.internal) and FEW < len(bounds) < MOST_PARTS:
+        least = min(high - low for low, high in pairwise((0, *bounds, var.size))) * inside
+        own = FEW < pieces <= MOST_PARTS or tensors >= pieces
+        if own and not kernel.columns and not kernel.internal and least >= LEAST_WIDTH:
             return _parted(builder, kernel, var, bounds)
     return kernel
 
