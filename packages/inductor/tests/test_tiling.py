@@ -253,6 +253,18 @@ def test_few_threads_go_along_short_rows_that_begin_anywhere(
         assert f"[64, {threads}]" not in source_of(compiled(fn, y))
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(49, 8), (27, 16)])
+def test_a_short_row_that_begins_anywhere_lies_in_one_warp(columns: int, rows: int) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+    x = torch.randn(8700, columns)
+    plan = compiled(fn, x)
+    (kernel,) = [k for k in plan.kernels if isinstance(k, TritonKernel)]
+    assert kernel.num_warps == 1 and f"[{rows}, {512 // rows}]" in kernel.source
+    check(fn, x, plan)
+
+
 def test_an_image_is_resized_along_one_dimension_after_the_other() -> None:
     """Of windows of five by five elements, by five elements twice."""
 

@@ -119,6 +119,11 @@ class BodyEmitter:
             outside = f" | ~({valid})" if valid else ""
             self.lines.add(f'tl.device_assert(({text}){outside}, "index out of bounds")')
             return args[0]
+        if op == "where" and isinstance(element := expr.args[1], Load):
+            mask, _, other = expr.args
+            zero = isinstance(other, Constant) and repr(other.value) in ("0", "0.0", "False")
+            if zero and element.mask is mask and self.reads.forward(element) is None:
+                return args[1]  # it is 0 where the mask lets nothing be read
         operand = expr.args[1 if op == "where" else 0].dtype
         if expr.uid in self.rough:
             return self.lines.define(

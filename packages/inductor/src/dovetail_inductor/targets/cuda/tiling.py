@@ -265,9 +265,16 @@ def _scattered(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling | N
     reduces = any(n.reduction is not None or n.scan is not None for n in kernel.nests)
     if not loads or reduces or points < 128 * MULTIPROCESSORS:
         return None
-    width = 256 if points >= 512 * MULTIPROCESSORS else 128
+    few, columns, pieces = points < 512 * MULTIPROCESSORS, kernel.column_points, 4
+    several = loads <= 4 and not is_symbolic(columns)
+    kept = any(not kernel.is_full(n) and n.buffer not in kernel.internal for n in kernel.nests)
+    if few and several and not kept and columns % (2 * pieces) == 0:
+        while pieces * points < 1536 * MULTIPROCESSORS and columns % (4 * pieces) == 0:
+            pieces *= 2
+        axes = (Axis("x", kernel.rows, 1024), Axis("r", kernel.columns, 1))
+        return Tiling(axes, True, True, 16, unroll=2, pieces=pieces)
+    width = 128 if few else 256
     axes = (Axis("x", kernel.rows, width), Axis("r", kernel.columns, 1))
-    several = loads <= 4 and not is_symbolic(kernel.column_points)
     return Tiling(axes, True, True, width // 32, unroll=UNROLL if several else 1)
 
 
@@ -300,9 +307,13 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         inside = {(n, i) for n, i in accesses(kernel) if i.variables() & set(kernel.columns)}
         elements, each = (512, 256) if repeating < 2 else (max(4096, 2 * padded), 512)
         short = repeating < 2 and padded <= 512 and len(inside) <= 3
-        if short and (unaligned := _unaligned(kernel, buffers)) is not None:
+        narrow = short and 16 < padded <= 128 and not is_symbolic(kernel.column_points)
+        narrow = narrow and reads_are_narrow(kernel, buffers, kernel.columns[-1])
+        if narrow and (unaligned := _unaligned(kernel, buffers)) is not None:
             return unaligned
-        if short:  # more rows a thread: a program of few ends before memory is busy
+        if narrow:  # of several warps each would have a part of every row
+            each = 512
+        elif short:  # more rows a thread: a program of few ends before memory is busy
             elements = 2048
         elif padded >= 2048 and points >= 4 * MULTIPROCESSORS:
             # To exchange positions between threads takes as long as to go through 16 elements.
@@ -319,7 +330,7 @@ def _reduction(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling:
         looped = is_symbolic(kernel.column_points)  # another call's row may be longer
         if looped:
             padded = max(16, min(padded, 4096 // x_block))
-        each = max(each, x_block * padded // 2) if short else each
+        each = max(each, x_block * padded // 2) if short and not narrow else each
         warps = max(1, min(16, x_block * padded // each))
         axes = (Axis("x", kernel.rows, x_block), Axis("r", kernel.columns, padded))
         return Tiling(axes, True, looped, warps)
