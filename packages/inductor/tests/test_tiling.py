@@ -265,6 +265,21 @@ def test_a_short_row_that_begins_anywhere_lies_in_one_warp(columns: int, rows: i
     check(fn, x, plan)
 
 
+def test_many_rows_share_what_they_read_at_any_places() -> None:
+    """And several programs the channels, if there is nothing to store of a row itself."""
+
+    def fn(x: Tensor) -> Tensor:
+        return F.grid_sample(x, places, align_corners=False)
+
+    x, places = torch.randn(2, 8, 30, 30), torch.randn(2, 96, 96, 2)
+    plan = compiled(fn, x)
+    assert "tl.arange(0, 1024)" in source_of(plan) and "pid % 4 * 2" in source_of(plan)
+    assert [s.grid for s in plan.steps if isinstance(s, LaunchTriton)] == [(4 * 18, 1, 1)]
+    check(fn, x, plan)
+    plan = compiled(lambda x: (fn(x), places[..., 0] * 2), x)
+    assert "pid %" not in source_of(plan)
+
+
 def test_an_image_is_resized_along_one_dimension_after_the_other() -> None:
     """Of windows of five by five elements, by five elements twice."""
 

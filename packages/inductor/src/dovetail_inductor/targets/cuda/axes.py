@@ -31,7 +31,7 @@ def define_grid(lines: Lines, tiling: Tiling, wide: bool, pairs: bool = False) -
     bits. With `pairs` the last axis also as one of twice as many points (see `pairs`)."""
     if wide:
         lines.add("pid = pid.to(tl.int64)")
-    rest = "pid"
+    rest = "pid" if tiling.pieces == 1 else f"(pid // {tiling.pieces})"
     order = list(enumerate(tiling.grid_axes))[:: 1 if tiling.down else -1]
     for position, axis in order:
         outermost = axis is order[-1][1]

@@ -237,7 +237,8 @@ class Emission:
             self.lines.add(f"start = {whole}")
             self._turns(nests, accumulators, None)
         else:
-            bounds, unroll = f"0, {axis.size}, {axis.block}", self.tiling.unroll
+            unroll, pieces = self.tiling.unroll, self.tiling.pieces
+            bounds = f"0, {axis.size // pieces if pieces > 1 else axis.size}, {axis.block}"
             turns = f"tl.range({bounds}, loop_unroll_factor={unroll})"
             loop = f"for start in {turns if unroll > 1 else f'range({bounds})'}:"
             self._turns(nests, accumulators, loop)
@@ -254,7 +255,8 @@ class Emission:
         if loop is not None:
             self.lines.add(loop)
             self.lines.indent += 1
-        self._column_index("start")
+        pieces, size = self.tiling.pieces, self.tiling.axes[-1].size
+        self._column_index(f"start + pid % {pieces} * {size // pieces}" if pieces > 1 else "start")
         for nest in nests:
             if nest.buffer in self.online:
                 continue  # accumulated together with its maximum

@@ -82,7 +82,8 @@ class Tiling:
 
     `folds`: a block of columns (of one row) is so many rows of a matrix, which each thread reduces
     by itself in every turn of the loop. `unroll`: so many turns become one, whose loads are on
-    their way at once. `down`: programs that follow one another go along the first axis.
+    their way at once. `pieces`: so many programs share the turns. `down`: programs that follow one
+    another go along the first axis.
     """
 
     axes: tuple[Axis, ...]
@@ -92,6 +93,7 @@ class Tiling:
     num_stages: int = 1
     folds: int = 1
     unroll: int = 1
+    pieces: int = 1
     down: bool = False
 
     def shape(self, free: int) -> str:
@@ -115,7 +117,7 @@ class Tiling:
     @property
     def programs(self) -> int:
         """Programs launched."""
-        return prod(a.blocks for a in self.grid_axes)
+        return self.pieces * prod(a.blocks for a in self.grid_axes)
 
 
 def power_of_two(n: int) -> int:
@@ -260,7 +262,8 @@ def _across(kernel: FusedKernel, along: tuple[Var, ...], narrow: bool) -> Tiling
 def _scattered(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling | None:
     """Elements at any places, the same in all columns: column after column for many rows, each of
     which finds in a cache what others have brought there. A thread has one row, and what it takes
-    to hide that a cache is slow on its way."""
+    to hide that a cache is slow on its way. Of few rows as many as a program can have share a
+    cache, and several programs the columns."""
     loads, points = scattered_reads(kernel, buffers), hint_of(kernel.row_points)
     reduces = any(n.reduction is not None or n.scan is not None for n in kernel.nests)
     if not loads or reduces or points < 128 * MULTIPROCESSORS:
@@ -357,12 +360,8 @@ def _unaligned(kernel: FusedKernel, buffers: Mapping[str, Buffer]) -> Tiling | N
     """Short rows that begin anywhere, of which only results are kept: a few threads go along each,
     as whole warps would have more to exchange than to read. The fewer bytes, the fewer threads: of
     narrow elements it is instructions that take the time."""
-    columns, points = kernel.column_points, hint_of(kernel.row_points)
-    if is_symbolic(columns) or not 16 < columns <= 128 or points < 64 * MULTIPROCESSORS:
-        return None
-    if any(kernel.is_full(n) or n.with_index for n in kernel.nests) or read_again(kernel):
-        return None
-    if not reads_are_narrow(kernel, buffers, kernel.columns[-1]):
+    kept = any(kernel.is_full(n) or n.with_index for n in kernel.nests) or read_again(kernel)
+    if kept or hint_of(kernel.row_points) < 64 * MULTIPROCESSORS:
         return None
     wide = any(buffers[name].dtype.itemsize > 2 for name in kernel.reads() & buffers.keys())
     r = Axis("r", kernel.columns, 16 if wide else 8)
