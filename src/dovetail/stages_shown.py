@@ -17,7 +17,7 @@ from dovetail_inductor.pipeline import PassLog
 from dovetail_inductor.scheduler.kernels import KernelGraph
 from dovetail_prims.artifact_log import ArtifactText, is_wanted, tell
 from dovetail_runtime import as_python, write_program
-from dovetail_runtime.plan import CppKernel, Kernel, Plan
+from dovetail_runtime.plan import CppKernel, Plan
 from torch.fx import GraphModule
 
 # By the pass that gives it.
@@ -69,12 +69,8 @@ def tell_of_plan(plan: Plan, place: str) -> None:
         return
     for kernel in plan.kernels:
         suffix = "cpp" if isinstance(kernel, CppKernel) else "py"
-        text = partial(_with_head, kernel, plan)
-        tell("kernel_code", place, text, suffix=suffix)
-
-
-def _with_head(kernel: Kernel, plan: Plan) -> str:
-    return head_of(kernel, plan) + kernel.source
+        text = head_of(kernel, plan) + kernel.source
+        tell("kernel_code", place, partial(str, text), suffix=suffix)
 
 
 def tell_of_cuda_graph(place: str, what: str) -> None:

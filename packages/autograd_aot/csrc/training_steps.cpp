@@ -246,6 +246,10 @@ bool is_common(TrainingCalls* self, PyObject* const* args, size_t given) {
     if (!THPVariable_Check(gradient) || !is_dense(THPVariable_Unpack(gradient))) {
       return false;
     }
+    const at::IntArrayRef strides(tangent.strides); // (if it repeats elements, no copy can have these)
+    if (std::count(strides.begin(), strides.end(), 0) > 0 && THPVariable_Unpack(gradient).strides() != strides) {
+      return false;
+    }
   }
   THPObjectPtr remaining(checked(PyObject_GetAttr(args[0], names().remaining)));
   if (remaining.get() != Py_None || !asks_for_all(plan, args[0])) {

@@ -179,7 +179,8 @@ def _replace(
     """Make one call of a module of the nodes of a region."""
     inside = set(nodes)
     inputs = list(dict.fromkeys(v for n in nodes for v in n.all_input_nodes if v not in inside))
-    outputs = [n for n in nodes if _is_tensor(n) and any(u not in inside for u in n.users)]
+    tensors = (n for n in nodes if isinstance(n.meta.get("val"), Tensor))
+    outputs = [n for n in tensors if any(user not in inside for user in n.users)]
 
     constant = frozenset(
         i for i, v in enumerate(inputs) if v in weights and v.meta["val"].dtype in DTYPES
@@ -196,10 +197,6 @@ def _replace(
         node.replace_all_uses_with(at, delete_user_cb=lambda user: user not in inside)
     for node in reversed(nodes):
         graph.graph.erase_node(node)
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
 
 
 class Part:

@@ -16,7 +16,7 @@ from dovetail_autograd_aot.calls import graph_calls, saved_tensors
 from dovetail_autograd_aot.calls.cross_output_gradients import CrossOutputGradients, added
 from dovetail_autograd_aot.calls.double_backward import DoubleBackward, Replay
 from dovetail_autograd_aot.calls.input_reachability import InputNodes, call_only_with_gradients
-from dovetail_autograd_aot.calls.lazy_backward import LazyBackward
+from dovetail_autograd_aot.calls.lazy_backward import Laid, LazyBackward
 from dovetail_autograd_aot.calls.partial_backwards import Passage, SeparateBackwards
 from dovetail_autograd_aot.calls.tangents import BatchedBackward, Tangents, is_batched
 from dovetail_autograd_aot.calls.undefined_tangents import UncutError
@@ -67,6 +67,7 @@ class TrainingFunction:
         self.saved = saved_tensors.SavedValues(parts, joint.counters)
         self._differentiable = signature.differentiable
         self._tangents = Tangents(parts)
+        self._by_strides = {Laid(): (graphs.backward, self._tangents)}
         self._tensors = bytes(isinstance(v, Tensor) for v in example_values(parts.forward))
         self._asked_inputs = nodes_module().asked_inputs
         self._masks = parts.gradient_tangents
@@ -269,7 +270,7 @@ class TrainingFunction:
     ) -> tuple[Any, ...]:
         """The gradients of all inputs, also of those with nodes of their own; the graph is freed
         where eager's would be."""
-        separate, tangents = self._separate, self._tangents
+        separate = self._separate
         frees = frees and not graph_calls.graph_is_kept()
         found = [gradients[i] for i in self._differentiable]
         missing = _missing(found)
@@ -289,8 +290,10 @@ class TrainingFunction:
             if frees:
                 self.put_aside(ctx, missing, passage.asked)
             return results
-        chosen = self._lazy.variant(missing, passage.unasked, gone=separate.began(ctx))
-        arguments = self._arguments(ctx, found, values, chosen.takes)
+        lazy, tangents = self._laid_as(found)
+        chosen = lazy.variant(missing, passage.unasked, gone=separate.began(ctx))
+        shapes = ctx.shapes if tangents.kept else {}
+        arguments = [*values, *tangents.prepare(found, values, chosen.takes, shapes)]
         # The second says what anomaly mode would do if it was on.
         checks = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
         replay = ctx.replay if checks else None
@@ -313,6 +316,15 @@ class TrainingFunction:
                 self._native.learn(chosen.run, consume, remaining, pairs)
                 self._learns = False
         return self._reached(results, missing)
+
+    def _laid_as(self, found: list[Any]) -> tuple[LazyBackward, Tangents]:
+        """The backward that reads gradients as these lie in memory, where copies of those that
+        repeat elements would take some of its time; and what brings them into its form."""
+        laid, known, lazy = self._tangents.repeating(found), self._by_strides, self._lazy
+        if laid not in known and not lazy.symbolic and len(known) < lazy.limit:
+            other = lazy.with_strides(laid)
+            known[laid] = other, Tangents(other.parts)
+        return known.get(laid, known[()])
 
     def _refuse_lost(self, ctx: Any, gradients: Sequence[Any], asked: int) -> None:
         """Raise the error that eager raises in a backward to the inputs `asked` for. (None leads to

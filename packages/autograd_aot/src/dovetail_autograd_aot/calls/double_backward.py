@@ -146,7 +146,7 @@ class DoubleBackward:
 
     def _versions(self, inputs: tuple[Any, ...]) -> tuple[int | None, ...]:
         """Of the tensors; None of those that inference mode made, which have none."""
-        tensors = inputs if self.all_tensors else self._tensors(inputs)
+        tensors = inputs if self.all_tensors else [i for i in inputs if isinstance(i, Tensor)]
         try:
             return tuple(map(_version, tensors))
         except RuntimeError:
@@ -167,9 +167,6 @@ class DoubleBackward:
         with torch.enable_grad():
             views = {id(inputs[i]): inputs[i].view_as(inputs[i]) for i in self.reshaped}
         return tuple(views.get(id(value), value) for value in inputs)
-
-    def _tensors(self, inputs: tuple[Any, ...]) -> list[Tensor]:
-        return [i for i in inputs if isinstance(i, Tensor)]
 
     def run(self, replay: Replay | None, tangents: list[Tensor | None]) -> Gradients:
         """The gradients of the inputs, differentiable."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from dovetail_guards.shape_env import FrozenError
 from dovetail_guards.sym_node import SymNode
 from dovetail_prims.conditionals import run_plainly
-from dovetail_prims.fake_tensor import FakeTensor
+from dovetail_prims.fake_tensor import FakeTensor, make
 from torch.fx import GraphModule
 
 from dovetail_autograd_aot.aot_log import AotLog
@@ -19,6 +19,7 @@ from dovetail_autograd_aot.trace.node_values import example_values
 
 # Backwards of one graph, each for another set of undefined tangents.
 MAX_VARIANTS = 4
+Laid = tuple[tuple[int, tuple[int, ...]], ...]  # tangents by number, with their strides
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,18 @@ class LazyBackward:
         if found is None or (gone and found.without != unasked):
             found = self.variants[key] = self._made(*key, gone)
         return found
+
+    def with_strides(self, laid: Laid) -> LazyBackward:
+        """The same, for tangents that lie in memory otherwise than their outputs do."""
+        assert self.parts.backward is not None
+        saved, none = len(self.parts.saved), frozenset[int]()
+        gm, _ = backward_without(self.parts.backward, saved, none, none)
+        tangents = gm.graph.find_nodes(op="placeholder")[saved:]
+        for i, strides in laid:
+            val = tangents[i].meta["val"]
+            tangents[i].meta["val"] = make(val._sizes, strides, val._dtype, val._device)
+        parts = replace(self.parts, backward=gm)
+        return LazyBackward(parts, self.compiler, self.log, self.limit, self.symbolic)
 
     def _made(self, missing: int, unasked: int, ends: tuple[int, ...], gone: bool) -> _Variant:
         special = bool(missing or unasked)

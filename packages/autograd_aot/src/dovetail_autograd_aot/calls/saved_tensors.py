@@ -30,7 +30,8 @@ class SavedValues:
         self.watched = counters.watched
         numbers = {i for i, v in enumerate(saved) if not isinstance(v, Tensor)}
         own = range(len(self.primals), len(saved))
-        self.masks = {i for i in own if i not in numbers and not _is_inexact(saved[i])}
+        exact = (i for i in own if i not in numbers and not saved[i].is_floating_point())
+        self.masks = {i for i in exact if not saved[i].is_complex()}
         how = dict.fromkeys(numbers, _ON_CONTEXT)
         how.update(dict.fromkeys(self.masks, _ON_CONTEXT_IF_HOOKED))
         reshaped = {r.index for r in parts.signature.changes.reshaped}
@@ -104,7 +105,3 @@ def check_version(tensor: Tensor, version: int, shape: Sequence[int]) -> None:
 def hooks_take_saved_tensors() -> bool:
     """Whether the user's hooks pack and unpack what is saved now."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def _is_inexact(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()

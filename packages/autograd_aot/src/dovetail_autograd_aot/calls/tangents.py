@@ -10,7 +10,11 @@ from dovetail_prims.conditionals import PlainControlFlow
 from torch import Tensor
 
 from dovetail_autograd_aot.boundary import PartitionedGraph
+from dovetail_autograd_aot.calls.lazy_backward import Laid
 from dovetail_autograd_aot.trace import node_values
+
+_LARGE_BYTES = 1 << 20  # of a gradient, of which a copy takes longer than to look at it
+_FEW_NODES = 64  # of a backward, beside which such a copy takes some of the time
 
 
 class Tangents:
@@ -19,6 +23,7 @@ class Tangents:
     def __init__(self, parts: PartitionedGraph) -> None:
         assert parts.backward is not None
         known = node_values.example_values(parts.backward)
+        self.is_short = len(parts.backward.graph.nodes) <= _FEW_NODES
         self.values = known[len(parts.saved) :]
         self.strides = [v._strides for v in self.values]
         self.static = [all(type(s) is int for s in (*v._sizes, *v._strides)) for v in self.values]
@@ -31,6 +36,11 @@ class Tangents:
     def shapes(self, outputs: Sequence[Tensor]) -> dict[int, torch.Size]:
         """What `prepare` needs to know of one call's differentiable outputs."""
         return {i: outputs[i].shape for i in self.kept}
+
+    def repeating(self, found: list[Any]) -> Laid:
+        """Those that repeat elements along dimensions, if copies of them would take some time."""
+        large = enumerate(found) if self.is_short else ()
+        return tuple((i, g.stride()) for i, g in large if self.static[i] and _repeats(g))
 
     def layouts(self) -> list[tuple[Any, Any, torch.dtype, torch.device]]:
         """What each is laid out as: sizes, strides, dtype and device; where those are not known,
@@ -92,6 +102,12 @@ def is_batched(gradient: Any) -> bool:
     return gradient is not None and (
         native.is_legacy_batchedtensor(gradient) or native.is_functorch_wrapped_tensor(gradient)
     )
+
+
+def _repeats(gradient: Tensor | None) -> bool:
+    if gradient is None or gradient.layout != torch.strided or gradient.nbytes < _LARGE_BYTES:
+        return False
+    return 0 in gradient.stride() and not (gradient.is_conj() or gradient.is_neg())
 
 
 def _laid_out(gradient: Tensor | None, sizes: Any, strides: Any, like: Any) -> Tensor:

@@ -60,9 +60,8 @@ def _make_run(
         apply = torch.enable_grad()(apply)
 
     counted = joint.signature.changes.counted
-    if extend is None and nodes is None and epilogue is None:
-        if not unsaved.outputs and not counted:
-            return apply
+    if not (extend or nodes or epilogue or unsaved.outputs or counted):
+        return apply
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         if extend is not None:

@@ -35,7 +35,8 @@ def other_counters(primals: Primals, outputs: Sequence[Any], result: Classified)
     def is_kept(tensor: FakeTensor) -> bool:
         return any(share_counter(tensor, other) for other in known[track_of(tensor).storage])
 
-    written = range(first := _num_fresh(result), first + len(result.mutated))
+    first = sum(info.kind is OutputKind.FRESH for info in result.infos)
+    written = range(first, first + len(result.mutated))
     forward = [
         i
         for i, tensor in enumerate(result.tensors)
@@ -52,10 +53,6 @@ def other_counters(primals: Primals, outputs: Sequence[Any], result: Classified)
         primals=tuple(i for i in inputs if not is_kept(primals[i].value)),
         watched=tuple(i for i in watched if is_kept(outputs[i])),
     )
-
-
-def _num_fresh(result: Classified) -> int:
-    return sum(info.kind is OutputKind.FRESH for info in result.infos)
 
 
 def _with_several(outputs: Sequence[Any], result: Classified) -> set[TracedStorage]:

@@ -228,7 +228,8 @@ def _written_by_offset(
         raise TraceError(_REFUSED)
     if storage.primal is not None and not storage.shared:
         raise StorageNeededError(storage.primal, tracer.running)
-    if root is None or not (storage.shared or is_dense(root)) or not _is_fixed(root):
+    fixed = root is not None and all(type(n) is int for n in (*root._sizes, *root._strides))
+    if root is None or not fixed or not (storage.shared or is_dense(root)):
         raise TraceError(_REFUSED)
     base = tracer.with_own_memory(storage.node)
     args: tuple[Any, ...] = (base, pattern, sizes, strides, tensor._offset)
@@ -237,15 +238,7 @@ def _written_by_offset(
     return as_it_lay(tracer, shaped_like(tracer, new, whole), whole)
 
 
-def _is_fixed(val: FakeTensor) -> bool:
-    return all(type(n) is int for n in (*val._sizes, *val._strides))
-
-
 # --- shaping values -------------------------------------------------------------------------------
-
-
-def _is_one(number: Any) -> bool:
-    return type(number) is int and number == 1
 
 
 def as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
@@ -253,7 +246,9 @@ def as_it_lay(tracer: Tracer, value: Node, before: FakeTensor) -> Node:
     dimension gets these somewhere: other strides show in views, and in how results of it lie."""
     for dim in reversed(range(len(before._sizes))):
         now = value.meta["val"]
-        if not _is_one(before._sizes[dim]) or same_size(now._strides[dim], before._strides[dim]):
+        size = before._sizes[dim]
+        one = type(size) is int and size == 1
+        if not one or same_size(now._strides[dim], before._strides[dim]):
             continue
         rest = [d for d in range(len(now._sizes)) if d != dim]
         natural = [*(now._sizes[d] * now._strides[d] for d in rest), 1]

@@ -307,10 +307,6 @@ def _shared_storage(value: Tensor, metas: _MetaTensors) -> fake_tensor.FakeStora
 _KEEP_SHAPES = frozenset({"aten::arange", "aten::linspace", "aten::logspace"})
 
 
-def _counts_agree(fake: fake_tensor.FakeTensor, meta: Tensor) -> bool:
-    return bool(math.prod(fake._sizes) == meta.numel())
-
-
 def _update_written(
     func: Any,
     args: tuple[Any, ...],
@@ -326,7 +322,7 @@ def _update_written(
             if type(fake) is not fake_tensor.FakeTensor:
                 continue
             meta = metas.of_fake[id(fake)]
-            if func._schema.name in _KEEP_SHAPES and _counts_agree(fake, meta):
+            if func._schema.name in _KEEP_SHAPES and math.prod(fake._sizes) == meta.numel():
                 continue
             sizes: fake_tensor.Sizes = tuple(meta.shape)
             strides: fake_tensor.Sizes = meta.stride()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -177,7 +177,7 @@ def cudnn(
     width = v._sizes[3]
     sizes = (batch, heads, length, width)
     # Innermost to outermost by the query's strides; the first of equal ones is inside.
-    order = sorted(range(3), key=_by_stride(q))
+    order = sorted(range(3), key=lambda d: q._strides[d])
     strides = _strides(sizes, order, width)
     logsumexp = None
     if compute_log_sumexp:
@@ -193,10 +193,6 @@ def cudnn(
         fresh((), torch.int64, q._device),
         None,
     )
-
-
-def _by_stride(q: FakeTensor) -> Callable[[int], Any]:
-    return lambda d: (q._strides[d], d)
 
 
 def cudnn_backward(

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 
 from dovetail_prims.fake.fake_fallback import run_on_meta
-from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, Size, Sizes, propagate, set_metadata
+from dovetail_prims.fake_tensor import FakeTensor, ShapeRule, Size, propagate, set_metadata
 from dovetail_prims.shape_rules.layout import dense_order, empty_like_strides, equal_sizes, has_zero
 
 # They say nothing of it, but do.
@@ -206,7 +206,9 @@ def _overlap(a: FakeTensor, b: FakeTensor, apart: bool) -> bool:
     if first is None or second is None:
         return False
     if _holds(first[0] == second[0]) and _holds(first[1] == second[1]):
-        return apart or not (len(a._strides) == len(b._strides) and _equal(a._strides, b._strides))
+        pairs = zip(a._strides, b._strides, strict=False)
+        same = len(a._strides) == len(b._strides) and all(_holds(n == m) for n, m in pairs)
+        return apart or not same
     return _holds(first[0] < second[1]) and _holds(second[0] < first[1])
 
 
@@ -218,10 +220,6 @@ def _place(t: FakeTensor) -> tuple[Size, Size] | None:
     for size in t._sizes:
         count = count * size
     return t._offset * t._dtype.itemsize, (t._offset + count) * t._dtype.itemsize
-
-
-def _equal(a: Sizes, b: Sizes) -> bool:
-    return all(_holds(n == m) for n, m in zip(a, b, strict=True))
 
 
 def _holds(relation: Any) -> bool:

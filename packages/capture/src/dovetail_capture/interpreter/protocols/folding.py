@@ -88,8 +88,9 @@ class Asker:
         known = self.vm.data_of(value) if not isinstance(value, (ListValue, TupleValue)) else None
         if isinstance(value, (ListValue, TupleValue)) and value.cls in (list, tuple):
             return value.cls(self.stand_in(item) for item in self.vm.iterate(value))
-        is_object = isinstance(value, ObjectValue) and value.native is None
-        if is_object and not operands.is_opaque(value) and not _is_exception(value):
+        own = isinstance(value, ObjectValue) and value.native is None
+        opaque = own and operands.is_opaque(value)
+        if own and not opaque and not issubclass(value.python_type(), BaseException):
             return self._class_for(value.python_type())(value)
         if isinstance(value, (Constant, SymbolicNumber)):
             return known
@@ -164,10 +165,6 @@ class Asker:
             return self._class_for(value.cls)(value)
         cls = value.python_type()
         return type(cls.__name__, (_StandsFor,), {"__module__": cls.__module__})(value)
-
-
-def _is_exception(value: Value) -> bool:
-    return issubclass(value.python_type(), BaseException)
 
 
 def _pow(base: Any, exponent: Any) -> Any:

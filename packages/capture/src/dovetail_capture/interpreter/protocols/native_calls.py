@@ -78,15 +78,8 @@ def _reads_keywords(handler: Any) -> bool:
     if code is None or code.co_argcount < 3:
         return True
     name = code.co_varnames[2]
-    for instruction in dis.get_instructions(code):
-        read = instruction.argval
-        if instruction.opname.startswith("LOAD") and (read == name or name in _pair(read)):
-            return True
-    return False
-
-
-def _pair(read: Any) -> tuple[Any, ...]:
-    return read if isinstance(read, tuple) else ()
+    loads = (i.argval for i in dis.get_instructions(code) if i.opname.startswith("LOAD"))
+    return any(name in (read if isinstance(read, tuple) else (read,)) for read in loads)
 
 
 def _by_place(real: Any, args: Args, kwargs: Kwargs) -> tuple[list[Value], dict[str, Value]]:

@@ -130,18 +130,13 @@ def is_opaque(value: Value) -> bool:
     string's subclass, a date."""
     if not isinstance(value, ObjectValue) or value.native is not None:
         return False
-    return any(
-        base.__flags__ & _IMMUTABLE_TYPE and base not in _KNOWN_BASES and not _is_exception(base)
-        for base in type.__dict__["__mro__"].__get__(value.cls)
-    )
+    bases = type.__dict__["__mro__"].__get__(value.cls)
+    native = {base for base in bases if base.__flags__ & _IMMUTABLE_TYPE} - _KNOWN_BASES
+    return not all(issubclass(base, BaseException) for base in native)
 
 
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: a class written in C
 _KNOWN_BASES: frozenset[type] = frozenset({object, types.SimpleNamespace, typing.Generic})
-
-
-def _is_exception(base: type) -> bool:
-    return issubclass(base, BaseException)
 
 
 def refuse_opaque(symbol: str, *operands: Value) -> None:
