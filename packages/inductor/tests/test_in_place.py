@@ -206,6 +206,16 @@ def test_loops_go_over_the_part_that_is_written(part: str, options: InductorOpti
         )
 
 
+@pytest.mark.parametrize("length", [4, 100, 120])
+def test_a_cache_is_filled_where_it_lies(length: int) -> None:
+    """Though its beginning is one tensor's and the rest another's."""
+
+    def fn(x: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        return (torch.slice_scatter(x, s, 1, 0, length),)
+
+    check(fn, (torch.randn(16, 128, 64), torch.randn(16, length, 64)), {0: 0}, (0,), TRITON)
+
+
 def test_not_on_a_cpu_where_a_divisor_may_be_zero() -> None:
     def fn(count: Tensor, by: Tensor, p: Tensor) -> tuple[Tensor, ...]:
         q = p + 1

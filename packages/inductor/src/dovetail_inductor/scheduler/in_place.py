@@ -243,13 +243,11 @@ def _without_copies(step: Step, places: Mapping[str, str]) -> Step | None:
         if not kernels:
             return None
         return kernels[0] if len(kernels) == 1 else replace(step, kernels=kernels)
-    if isinstance(step, FusedKernel) and all(_is_copy(n, places) for n in step.nests):
+    if isinstance(step, FusedKernel) and all(
+        n.copied is not None and n.copied == places.get(n.buffer) for n in step.nests
+    ):
         return None
     return step
-
-
-def _is_copy(nest: LoopNest, places: Mapping[str, str]) -> bool:
-    return nest.copied is not None and nest.copied == places.get(nest.buffer)
 
 
 Box = dict[Var, tuple[int, int]]  # the values of loop variables: from, to before

@@ -61,6 +61,12 @@ def _unrolled(
     if points < LEAST_POINTS:
         return kernel
     loops = kernel.columns or kernel.rows
+    # What is read where it is written, of a tensor as large, may be written over in its memory.
+    over = any(
+        load.index == nest.index and buffers[load.buffer].extent == buffers[nest.buffer].extent
+        for nest in kernel.nests
+        for load in nest.loads
+    )
     for position, var in enumerate(loops):
         bounds = _bounds(kernel, var)
         if not bounds or not _can_be_cut(kernel, var):
@@ -73,11 +79,12 @@ def _unrolled(
         together = 2 * tensors <= pieces or width * inside < LINE
         most = min(pieces, MOST_PARTS if together else SEPARATE_PARTS)
         many = kernel.columns or points // parts < LEAST_POINTS or parts > most
-        if var.size == 2 or (width * inside >= LEAST_WIDTH and (parts <= FEW or not many)):
+        wide = width >= LINE if over else width * inside >= LEAST_WIDTH
+        if var.size == 2 or (wide and (parts <= FEW or not many)):
             return _cut(builder, kernel, var, width, buffers)
         least = min(high - low for low, high in pairwise((0, *bounds, var.size))) * inside
-        own = FEW < pieces <= MOST_PARTS or tensors >= pieces
-        if own and not kernel.columns and not kernel.internal and least >= LEAST_WIDTH:
+        own = (FEW < pieces <= MOST_PARTS or tensors >= pieces) and least >= LEAST_WIDTH
+        if own and not (over or kernel.columns or kernel.internal):
             return _parted(builder, kernel, var, bounds)
     return kernel
 
@@ -88,17 +95,11 @@ def _bounds(kernel: FusedKernel, var: Var) -> list[int]:
         return []
     found: set[int] = set()
     for node in expr.walk([nest.body for nest in kernel.nests]):
-        if not (isinstance(node, expr.Apply) and node.op in _BOUNDARY):
-            continue
-        index, bound = node.args
-        if not (isinstance(index, expr.IndexValue) and isinstance(bound, expr.Constant)):
-            continue
-        place = index.index
-        if place.terms == ((var, 1),) and not is_symbolic(place.const):
-            at = int(bound.value) - place.const + _BOUNDARY[node.op]
-            if 0 < at < var.size:
-                found.add(at)
-    return sorted(found)
+        match node:
+            case expr.Apply(op=op, args=(expr.IndexValue(index=at), expr.Constant(value=bound))):
+                known = op in _BOUNDARY and at.terms == ((var, 1),) and not is_symbolic(at.const)
+                found |= {int(bound) - at.const + _BOUNDARY[op]} if known else set()
+    return sorted(at for at in found if 0 < at < var.size)
 
 
 def _can_be_cut(kernel: FusedKernel, var: Var) -> bool:
