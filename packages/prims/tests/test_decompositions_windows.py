@@ -6,8 +6,6 @@ import math
 import pytest
 import torch
 from decomposition_checks import check
-from dovetail_prims.decompositions import core_aten_table
-from dovetail_prims.ops.folding import parts_added
 
 aten = torch.ops.aten
 DTYPES = (torch.float64, torch.float32)
@@ -66,17 +64,6 @@ def test_distances(dtype, p):
     back = [torch.randn_like(distance), a, b.expand(2, 5, 3), p, distance]
     check(aten._cdist_backward.default, back)
     check(aten._cdist_forward.default, [torch.randn(30, 3, dtype=dtype), b, p, None])
-    rows = torch.cat([b, b[1:2], torch.randn(6, 3, dtype=dtype)])
-    check(aten._pdist_forward.default, [rows, p])
-    distance = aten._pdist_forward.default(rows, p)
-    check(aten._pdist_backward.default, [torch.randn_like(distance), rows, p, distance])
-
-
-def test_the_pairs_of_many_rows():
-    """Row and column of each pair, where the square root needs all its digits."""
-    x = torch.arange(3001.0, dtype=torch.float64)[:, None] ** 1.25
-    got = core_aten_table()[aten._pdist_forward.default](x, 1.0)
-    assert torch.equal(got, torch.nn.functional.pdist(x, 1.0))
 
 
 @pytest.mark.parametrize("right", (False, True))
@@ -111,45 +98,3 @@ def test_margin_losses(dtype, reduction):
             grad = torch.randn_like(loss)
             args = [grad, own, labels, p, 0.7, w, reduction]
             check(aten.multi_margin_loss_backward.default, args)
-    several = torch.tensor([[1, 3, -1, 2, 0], [-1, 0, 1, 2, 3], [4, 4, 2, 1, 0], [0, 0, -1, 0, -1]])
-    for own, labels in ((x, several), (x[0], several[0])) if wide else ():
-        check(aten.multilabel_margin_loss_forward.default, [own, labels, reduction])
-        loss, hits = aten.multilabel_margin_loss_forward.default(own, labels, reduction)
-        args = [torch.randn_like(loss), own, labels, reduction, hits]
-        check(aten.multilabel_margin_loss_backward.default, args)
-
-
-# kernel, dilation, padding, stride
-WINDOWS = [
-    ((3, 3), (1, 1), (1, 1), (1, 1)),
-    ((3, 2), (1, 1), (0, 1), (1, 1)),
-    ((2, 3), (2, 1), (1, 0), (1, 1)),
-    ((3, 3), (2, 2), (2, 2), (1, 1)),
-    ((3, 3), (1, 1), (1, 1), (2, 2)),
-    ((4, 3), (1, 2), (2, 1), (3, 2)),
-    ((2, 2), (1, 1), (0, 0), (3, 3)),
-]
-
-
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
-def test_col2im(window, dtype):
-    kernel, dilation, padding, stride = window
-    given = (kernel, dilation, padding, stride)
-    image = torch.randn(2, 3, 9, 11, generator=torch.Generator().manual_seed(0)).to(dtype)
-    columns = torch.nn.functional.unfold(image, *given)
-    op, entry = aten.col2im.default, core_aten_table()[aten.col2im.default]
-    assert entry(columns, (9, 11), *given) is NotImplemented  # on a CPU
-    for own in (columns, columns[0], columns.transpose(1, 2).contiguous().transpose(1, 2)):
-        got = parts_added(own, (9, 11), *given)
-        wanted = op(own.double(), (9, 11), *given).to(dtype)
-        torch.testing.assert_close(got, wanted)
-
-
-def test_a_gpu_reads_the_windows_of_each_place():
-    """But of long windows, which are the library's."""
-    entry = core_aten_table()[aten.col2im.default]
-    with torch.device("meta"):
-        columns, long = torch.randn(1, 9, 49), torch.randn(1, 49, 9)
-    assert entry(columns, (9, 9), (3, 3), (1, 1), (0, 0), (1, 1)).shape == (1, 1, 9, 9)
-    assert entry(long, (9, 9), (7, 7), (1, 1), (0, 0), (1, 1)) is NotImplemented

@@ -118,6 +118,14 @@ def multi_margin_loss_shape(
     return fresh(x._sizes[:1] if reduction == NONE else (), x._dtype, x._device)
 
 
+def multilabel_margin_loss(
+    x: FakeTensor, target: FakeTensor, reduction: int
+) -> tuple[FakeTensor, FakeTensor]:
+    """The loss of each row, or of all, and which classes are labels."""
+    loss = fresh(x._sizes[:-1] if reduction == NONE else (), x._dtype, x._device)
+    return loss, fresh(target._sizes, x._dtype, x._device)
+
+
 def margin_backward(grad: FakeTensor, x: FakeTensor, *rest: Any, **options: Any) -> FakeTensor:
     """Backward of the multi-class margin losses: the input's shape, contiguous."""
     return fresh(x._sizes, x._dtype, x._device)
@@ -326,51 +334,6 @@ def multi_margin_loss_backward(
     return cast(aten.view.default(where(here, own, slope), self.shape), self.dtype)
 
 
-def _label_pairs(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(row, place in the list of labels, class): whether the class is that label, and
-    1 - x[label] + x[class]; labels count up to the first negative one (-1, or the read of it tells
-    that it is none)"""
-    x, t = wide(_rows(self)), _rows(target)
-    ended = aten.cumsum.default(cast(aten.lt.Scalar(t, 0), torch.int64), 1)
-    valid = aten.eq.Scalar(ended, 0)
-    label = where(aten.eq.Scalar(t, -1), 0, t)
-    hit = aten.eq.Tensor(aten.unsqueeze.default(label, 2), iota(x.shape[1], x))
-    hit = aten.logical_and.default(hit, aten.unsqueeze.default(valid, 2))
-    labelled = aten.unsqueeze.default(aten.gather.default(x, 1, label), 2)
-    gap = aten.add.Tensor(aten.sub.Tensor(1.0, labelled), aten.unsqueeze.default(x, 1))
-    outside = aten.logical_not.default(aten.any.dims(hit, [1], True))
-    counts = aten.logical_and.default(aten.unsqueeze.default(valid, 2), outside)
-    return hit, where(counts, aten.relu.default(gap), 0.0)
-
-
-def multilabel_margin_loss_forward(
-    self: Tensor, target: Tensor, reduction: int
-) -> tuple[Tensor, Tensor]:
-    """max(0, 1 - x[label] + x[i]) summed over the labels and the classes i that are none, over the
-    number of classes; and which classes are labels"""
-    hit, gap = _label_pairs(self, target)
-    loss = aten.div.Tensor(aten.sum.dim_IntList(gap, [1, 2]), gap.shape[2])
-    loss = reduce_loss(loss, reduction)
-    if reduction == NONE:
-        loss = aten.view.default(loss, target.shape[:-1])
-    labels = cast(aten.any.dims(hit, [1]), self.dtype)
-    return cast(loss, self.dtype), aten.view.default(labels, target.shape)
-
-
-def multilabel_margin_loss_backward(
-    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, is_target: Tensor
-) -> Tensor:
-    """Classes that count are pushed down for each label, and the label up"""
-    hit, gap = _label_pairs(self, target)
-    g = aten.div.Tensor(aten.view.default(wide(grad_output), [-1, 1]), gap.shape[2])
-    if reduction == MEAN:
-        g = aten.div.Tensor(g, gap.shape[0])
-    pairs = cast(aten.gt.Scalar(gap, 0), gap.dtype)
-    up = aten.mul.Tensor(cast(hit, gap.dtype), aten.sum.dim_IntList(pairs, [2], True))
-    total = aten.sum.dim_IntList(aten.sub.Tensor(pairs, up), [1])
-    return cast(aten.view.default(aten.mul.Tensor(total, g), self.shape), self.dtype)
-
-
 # --- cards --------------------------------------------------------------------------------------
 
 CARDS = (
@@ -382,8 +345,8 @@ CARDS = (
     composed("multi_margin_loss", multi_margin_loss_shape, multi_margin_loss),
     composed("soft_margin_loss_backward", soft_margin_backward_shape, soft_margin_loss_backward),
     composed("multi_margin_loss_backward", margin_backward, multi_margin_loss_backward),
-    composed("multilabel_margin_loss_backward", margin_backward, multilabel_margin_loss_backward),
+    library("multilabel_margin_loss_forward", multilabel_margin_loss),
+    library("multilabel_margin_loss_backward", margin_backward),
     library("_ctc_loss", ctc_loss, None, also("Tensor", ctc_loss_of_tensors)),
     library("_ctc_loss_backward", ctc_loss_backward, None, also("Tensor", ctc_loss_backward)),
-    composed("multilabel_margin_loss_forward", None, multilabel_margin_loss_forward),
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dovetail_prims.fake_tensor import FakeTensor
 from dovetail_prims.ops.card import composed, library
-from dovetail_prims.ops.common import aten, broadcast, cast, iota, made_for, where
+from dovetail_prims.ops.common import aten, broadcast, cast, made_for, where
 from dovetail_prims.shape_rules.layout import fresh
 from dovetail_prims.shape_rules.promotion import common_device
 
@@ -90,53 +89,15 @@ def cdist_backward(grad_output: Tensor, x1: Tensor, x2: Tensor, p: float, cdist:
     return aten.sum.dim_IntList(_slope(_gaps(x1, x2), distance, grad, p), [-2])
 
 
-def _pairs(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows i < j of pair k, in eager's order: k = n i - i (i + 1) / 2 + j - i - 1"""
-    k = iota(n * (n - 1) // 2, like)
-    root = cast(aten.sub.Tensor((n - 0.5) ** 2 - 1, aten.mul.Tensor(k, 2)), torch.float64)
-    row = aten.sub.Tensor(n - 0.5, aten.sqrt.default(root))
-    i = cast(aten.floor.default(row), torch.int64)
-    before = aten.bitwise_right_shift.Tensor_Scalar(aten.mul.Tensor(i, aten.add.Tensor(i, 1)), 1)
-    j = aten.add.Tensor(aten.sub.Tensor(k, aten.mul.Tensor(i, n)), before)
-    return i, aten.add.Tensor(aten.add.Tensor(j, i), 1)
-
-
-def pdist(self: Tensor, p: float = 2.0) -> Tensor:
-    """Of every row to each one after it"""
-    n, m = self.shape
-    if n <= 1 or m == 0:
-        size = n * (n - 1) // 2
-        return aten.full.default([size], 0, dtype=self.dtype, device=self.device)
-    i, j = _pairs(n, self)
-    return _measure(aten.sub.Tensor(*(aten.index.Tensor(self, [x]) for x in (i, j))), p)
-
-
-def pdist_backward(grad_output: Tensor, self: Tensor, p: float, pdist: Tensor) -> Tensor:
-    """As of all rows to all others, with the gradient of a pair found at its number"""
-    n, m = self.shape
-    if p == 0 or n <= 1 or m == 0:
-        return aten.full.default([n, m], 0, dtype=self.dtype, device=self.device)
-    i = iota(n, self)
-    rows, columns = aten.unsqueeze.default(i, 1), aten.unsqueeze.default(i, 0)
-    low, high = aten.minimum.default(rows, columns), aten.maximum.default(rows, columns)
-    before = aten.bitwise_right_shift.Tensor_Scalar(
-        aten.mul.Tensor(low, aten.add.Tensor(low, 1)), 1
-    )
-    k = aten.add.Tensor(aten.sub.Tensor(aten.mul.Tensor(low, n), before), high)
-    k = aten.sub.Tensor(aten.sub.Tensor(k, low), 1)
-    own = aten.eq.Tensor(rows, columns)
-    k = where(own, 0, k)
-    grad = where(own, 0.0, aten.index.Tensor(grad_output, [k]))
-    distance = where(own, 0.0, aten.index.Tensor(pdist, [k]))
-    return cdist_backward(grad, self, self, p, distance)
-
-
 # --- cards --------------------------------------------------------------------------------------
 
 CARDS = (
     library("_euclidean_dist", euclidean_distances),
     composed("_cdist_forward", None, cdist),
     composed("_cdist_backward", None, made_for("_cdist_backward.default", cdist_backward)),
-    composed("_pdist_forward", None, pdist),
-    composed("_pdist_backward", None, made_for("_pdist_backward.default", pdist_backward)),
+    library(
+        "_pdist_forward",
+        lambda x, p=2.0: fresh((x._sizes[0] * (x._sizes[0] - 1) // 2,), x._dtype, x._device),
+    ),
+    library("_pdist_backward", lambda grad, x, p, distances: fresh(x._sizes, x._dtype, x._device)),
 )

@@ -16,7 +16,6 @@ from dovetail_prims.ops.common import (
     constant,
     contiguous,
     made_for,
-    reshape,
     where,
 )
 from dovetail_prims.shape_rules.layout import empty_like_strides, fresh, wrap_dim
@@ -114,16 +113,6 @@ def isin_shape(elements: FakeTensor, others: FakeTensor, **options: Any) -> Fake
     return fresh(elements._sizes, torch.bool, elements._device)
 
 
-def isin(
-    elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False
-) -> Tensor:
-    """Whether each element equals one of the others: compared with every one"""
-    others = reshape(test_elements, [-1])
-    each = aten.unsqueeze.default(contiguous(elements), -1)
-    hit = aten.any.dims(aten.eq.Tensor(each, others), [-1])
-    return aten.logical_not.default(hit) if invert else hit
-
-
 def isin_number(
     elements: Tensor, test_element: Number, *, assume_unique: bool = False, invert: bool = False
 ) -> Tensor:
@@ -146,7 +135,7 @@ CARDS = (
         )
         for name, function in (("searchsorted", searchsorted), ("bucketize", bucketize))
     ),
-    composed(
-        "isin", isin_shape, isin, also("Tensor_Scalar", None, isin_number), overload="Tensor_Tensor"
+    library(
+        "isin", isin_shape, None, also("Tensor_Scalar", None, isin_number), overload="Tensor_Tensor"
     ),
 )
