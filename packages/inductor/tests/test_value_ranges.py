@@ -46,6 +46,7 @@ KNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": lambda x, i: x[i.clamp(-4, 0) + i.clamp(4, 7)],
     "difference": lambda x, i: x[i.clamp(4, 7) - i.clamp(0, 4)],
     "truth": lambda x, i: x[(i > 0).long()],
+    "of either sign": lambda x, i: x[(-i.clamp(-3, 7)).abs()],
     "narrow": lambda x, i: x[i.clamp(0, 7).int()],
     "gathered": lambda x, i: x.gather(0, i.clamp(0, 7)[:, None].expand(40, 5)),
     "embedded": lambda x, i: F.embedding(i.clamp(0, 7), x),
@@ -59,7 +60,7 @@ UNKNOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "wraps around": lambda x, i: x[(i.clamp(0, 2).to(torch.int8) + 127 + 127).long()],
     "sum": lambda x, i: x[i.clamp(0, 7) + i.clamp(0, 1)],
     "float": lambda x, i: x[i.float().clamp(0, 7).long()],
-    "through no bounds": lambda x, i: x[(-i.clamp(0, 7)).abs()],
+    "through no bounds": lambda x, i: x[i.clamp(0, 7) ^ 0],
 }
 
 

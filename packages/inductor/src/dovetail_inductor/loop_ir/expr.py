@@ -120,7 +120,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._interned: dict[tuple[object, ...], Expr] = {}
-        self.ranges: dict[int, tuple[int, int]] = {}  # of integers, by uid, once they are asked for
+        self.ranges: dict[int, tuple[float, float]] = {}  # by uid, once they are asked for
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> Expr:
         """A literal, converted to `dtype`; a symbolic size as a value computed from it."""

@@ -20,6 +20,7 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load
 from dovetail_inductor.loop_ir.ops import ROUNDING, arithmetic_dtype
+from dovetail_inductor.loop_ir.ranges import value_range
 from dovetail_inductor.loop_ir.sizes import hint_of
 from dovetail_inductor.lowering import indexing, pointwise, reductions, views
 from dovetail_inductor.lowering.rules import RULES, rule_name
@@ -226,25 +227,33 @@ def _realize(ctx: Context, value: Value, form: Value) -> None:
     if form is not value:
         ctx.realize(form)
         value.forget_memo()  # it is read from there now
-    elif fits_cache_wide(value):
+    elif value.dtype is torch.int64 or fits_cache_wide(value):
         _realize_wide(ctx, value)
     else:
         ctx.realize(value)
 
 
 def _realize_wide(ctx: Context, value: Value) -> None:
-    """Keep a value in memory for loops as what it is in registers, float32 for half types.
+    """Keep a value in memory for loops as what it is in registers, float32 for half types; places
+    that fit in as int32, of which vectors have more lanes.
 
     Whoever wants the value itself in memory still gets it in its own type, as a copy of that.
     """
-    dtype = arithmetic_dtype(value.dtype)
-    if dtype is value.dtype:
+    made, own = value.loader, arithmetic_dtype(value.dtype)
+    low, high = value_range(ctx.builder, ctx.body(value), ctx.nodes)
+    small = own is torch.int64 and -(2**31) <= low <= high < 2**31
+    dtype = torch.int32 if small else own
+    if dtype is value.dtype or made is None:
         ctx.realize(value)
         return
-    wide = replace(value, dtype=dtype, _memo={})
-    name = ctx.realize(wide).buffer
-    ctx.buffers[name] = replace(ctx.buffers[name], eager_dtype=value.dtype)
-    value.loader = lambda indices, mask: ctx.load(wide, indices, mask)
+    kept = replace(value, dtype=dtype, _memo={})
+    kept.loader = lambda indices, mask: ctx.builder.apply("cast", [made(indices, mask)], dtype)
+    name = ctx.realize(kept).buffer
+    if not small:
+        ctx.buffers[name] = replace(ctx.buffers[name], eager_dtype=value.dtype)
+    value.loader = lambda indices, mask: ctx.builder.apply(
+        "cast", [ctx.load(kept, indices, mask)], own
+    )
     value.forget_memo()
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from dovetail_inductor.fx_nodes import line_of
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexCheck, IndexValue, walk
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, IndexCheck, IndexValue
 from dovetail_inductor.loop_ir.index import ZERO, Index, constant, indirect
-from dovetail_inductor.loop_ir.loops import LoopNest
+from dovetail_inductor.loop_ir.ranges import value_range
 from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of, known_le, known_within
 from dovetail_inductor.lowering.pointwise import Rule
 from dovetail_inductor.lowering.promotion import broadcast_load, cast, number
@@ -151,9 +151,9 @@ def checked_index(
             return constant(at)
     if isinstance(position, IndexValue) and known_within(*position.index.bounds, size):
         return position.index
-    low, high = value_range(ctx, position)
+    low, high = value_range(ctx.builder, position, ctx.nodes)
     position = b.apply("cast", [position], torch.int64)
-    if known_within(low, high, size):
+    if known_within(int(low), int(high), size):
         return indirect(position, size)
     wrap = wrap and low < 0
     if mask is not None:
@@ -166,56 +166,6 @@ def checked_index(
     error = "RuntimeError" if kind == "scattered" else "IndexError"
     check = IndexCheck(size, dim, error, wrap, line_of(node))
     return indirect(b.apply("check_index", [position], check=check), size)
-
-
-Range = tuple[int, int]  # the least and the greatest number that a value may be
-ANY: Range = (-(2**64), 2**64)
-MOST_WRITERS = 50  # of values made of one another that are looked through
-
-_RANGES: Mapping[str, Callable[..., Range]] = {
-    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
-    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
-    "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
-    "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
-    "relu": lambda x: (max(x[0], 0), max(x[1], 0)),
-    "where": lambda holds, x, y: (min(x[0], y[0]), max(x[1], y[1])),
-    "remainder": lambda x, y: (0, y[1] - 1) if y[0] > 0 else ANY,
-    "floordiv": lambda x, y: (x[0] // y[0], x[1] // y[0]) if 0 < y[0] == y[1] else ANY,
-    "shift_right": lambda x, y: (x[0] >> y[0], x[1] >> y[0]) if 0 <= y[0] == y[1] else ANY,
-    "cast": lambda x: x,
-}
-
-
-def value_range(ctx: Context, expr: Expr, writers: int = 0) -> Range:
-    """What numbers an integer may be, as far as that follows from how it is computed, in memory,
-    too: it is that of `writers` others already."""
-    for node in walk([expr], ctx.builder.ranges):
-        if node.dtype.is_floating_point or node.dtype is torch.bool:
-            ctx.builder.ranges[node.uid] = ANY if node.dtype.is_floating_point else (0, 1)
-            continue
-        info = torch.iinfo(node.dtype)
-        low, high = _range_of(ctx, node, writers)
-        fits = info.min <= low <= high <= info.max  # (else it wraps around)
-        ctx.builder.ranges[node.uid] = (low, high) if fits else (info.min, info.max)
-    return ctx.builder.ranges[expr.uid]
-
-
-def _range_of(ctx: Context, node: Expr, writers: int) -> Range:
-    if isinstance(node, Constant):
-        return int(node.value), int(node.value)
-    if isinstance(node, IndexValue):
-        return ANY if any_symbolic(node.index.bounds) else node.index.bounds
-    if isinstance(node, Apply):
-        if node.check is not None:
-            return ANY if any_symbolic((node.check.size,)) else (0, node.check.size - 1)
-        known = _RANGES.get(node.op)
-        return ANY if known is None else known(*(ctx.builder.ranges[a.uid] for a in node.args))
-    nests = (n for n in reversed(ctx.nodes) if isinstance(n, LoopNest) and n.buffer == node.buffer)
-    nest = next(nests, None)
-    if nest is None or nest.scan or nest.scatter or nest.reduction or writers == MOST_WRITERS:
-        return ANY
-    low, high = value_range(ctx, nest.body, writers + 1)
-    return (low, high) if node.mask is None else (min(low, 0), max(high, 0))
 
 
 def _unsigned(ctx: Context, position: Expr, size: int) -> Expr | None:

@@ -74,7 +74,8 @@ def _resize(self: Tensor, size: Sequence[int], taps: Taps, scales: Sequence[floa
         out = parts[0]
         for part in parts[1:]:
             out = aten.add.Tensor(out, part)
-    return common.formatted(common.cast(out, self.dtype), common.suggested_format(self))
+        out = common.formatted(out, common.suggested_format(self))
+    return common.cast(out, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,7 @@ def _resize_backward(
         if readers is not None:
             middle = _middles(out, size[dim], wanted, align_corners)
             out = _read_back(out, dim, size[dim], taps, readers, middle)
+            out = common.formatted(out, common.suggested_format(grad))
             continue
         total = common.zeros(size, out)
         for place, weight in taps:

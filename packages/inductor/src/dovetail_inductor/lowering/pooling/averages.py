@@ -11,9 +11,9 @@ from torch import fx
 
 from dovetail_inductor.loop_ir.expr import Expr
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
-from dovetail_inductor.loop_ir.sizes import hint_of, is_symbolic
-from dovetail_inductor.lowering.indexing import both, in_range
+from dovetail_inductor.loop_ir.sizes import is_symbolic
 from dovetail_inductor.lowering.pooling.windows import (
+    MOST_READS,
     Dim,
     Steps,
     filled,
@@ -24,13 +24,14 @@ from dovetail_inductor.lowering.pooling.windows import (
     steps_of,
     summed,
 )
-from dovetail_inductor.lowering.values import Context, Indices, Value, value_like
-
-# On a CPU, of an average, for its gradient: along rows, and with channels beside one another.
-_MOST_SPREAD = 9
-_MOST_SPREAD_BESIDE = 121
-# Of columns, the elements of a window, and all that are read.
-_MOST_COLUMNS, _FEW_COLUMNS = 49, 1 << 14
+from dovetail_inductor.lowering.values import (
+    Context,
+    Indices,
+    Loader,
+    Value,
+    in_order_of,
+    value_like,
+)
 
 
 def _divisor(
@@ -78,22 +79,44 @@ def _average_backward(
     if dims is None or not value.dtype.is_floating_point or gradient.numel == 0:
         return NotImplemented
     rank = len(dims)
-    counts = [dim.hits for dim in dims]
-    sizes = [dim.kernel for dim in dims if isinstance(dim, Steps)]
-    most = _MOST_SPREAD if value.stride[-1] == 1 else _MOST_SPREAD_BESIDE
-    if ctx.leaves_to_library and sizes and prod(sizes) > most:
-        return NotImplemented
-    b = ctx.builder
+
+    def share(indices: Indices, mask: Expr | None) -> Expr:
+        count = _divisor(ctx, dims, indices[-rank:], value, *counting)
+        return ctx.builder.apply("div", [ctx.load(gradient, indices, mask), count])
+
+    shares = _between(ctx, gradient, gradient.shape, share)
+    few = prod(dim.hits for dim in dims) <= MOST_READS and 2 * gradient.numel > value.numel
+    if few or ctx.target.costs.memory_bound:
+        return _spread(ctx, value, shares, dict(enumerate(dims, -rank)))
+    for d, dim in reversed(list(enumerate(dims[1:], 1 - rank))):  # where few elements are made
+        ctx.realize(shares)
+        shape = (*shares.shape[:d], dim.size, *shares.shape[d:][1:])
+        shares = _spread(ctx, _between(ctx, gradient, shape), shares, {d: dim})
+    ctx.realize(shares)
+    return _spread(ctx, value, shares, {-rank: dims[0]})
+
+
+def _between(
+    ctx: Context, like: Value, shape: tuple[int, ...], loader: Loader | None = None
+) -> Value:
+    """A value that only loops read, in the order of `like`."""
+    dtype, stride = arithmetic_dtype(like.dtype), in_order_of(like.stride, shape)
+    return Value(shape, stride, dtype, like.device, f"{like.origin}_shares", loader)
+
+
+def _spread(ctx: Context, value: Value, shares: Value, dims: dict[int, Dim]) -> Value:
+    """The sum, at each element, of the shares of the windows that hold it, along these
+    dimensions."""
 
     def part(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
-        own = zip(dims, indices[-rank:], place, strict=True)
-        window, valid = places(ctx, [dim.window(ctx, i, k) for dim, i, k in own])
-        given = masked_part(ctx, gradient, (*indices[:-rank], *window), valid, mask)
-        count = _divisor(ctx, dims, window, value, *counting)
-        one = b.constant(1, count.dtype)  # (a window that does not exist may hold nothing)
-        return b.apply("div", [given, b.apply("where", [valid, count, one])])
+        own = zip(dims.items(), place, strict=True)
+        window, valid = places(ctx, [dim.window(ctx, indices[d], k) for (d, dim), k in own])
+        at = list(indices)
+        for d, i in zip(dims, window, strict=True):
+            at[d] = i
+        return masked_part(ctx, shares, tuple(at), valid, mask)
 
-    return summed(ctx, value, counts, part)
+    return summed(ctx, value, [dim.hits for dim in dims.values()], part)
 
 
 def avg_pool(
@@ -144,26 +167,16 @@ def col2im(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, A
     dims = []
     for n, k, s, p, d in zip(*parts, strict=True):
         dims.append(Steps(n, (n + 2 * p - d * (k - 1) - 1) // s + 1, k, s, p, d))
-    count = prod(dim.kernel for dim in dims)
-    apart = any(dim.step != 1 for dim in dims) and hint_of(value.numel) * count > _FEW_COLUMNS
-    if ctx.leaves_to_library and (count > _MOST_COLUMNS or apart):
-        return NotImplemented
-    b = ctx.builder
 
     def part(indices: Indices, place: Indices, mask: Expr | None) -> Expr:
-        found = []
-        for dim, i, k in zip(dims, indices[-2:], place, strict=True):
-            start = i + dim.pad - k * dim.dilation
-            window = start.floordiv(dim.step)
-            valid = in_range(ctx, window, 0, dim.pooled)
-            if dim.step != 1:
-                phase = b.index_value(start.mod(dim.step))
-                valid = both(ctx, b.apply("eq", [phase, b.constant(0, torch.int64)]), valid)
-            found.append((window, valid))
-        (y, x), valid = places(ctx, found)
-        *batch, channel = indices[:-2]
-        row = (channel * dims[0].kernel + place[0]) * dims[1].kernel + place[1]
+        own = list(zip(dims, indices[-2:], place, strict=True))
+        (y, x), valid = places(ctx, [dim.window(ctx, i, k) for dim, i, k in own])
+        *batch, row = indices[:-2]
+        for (dim, i, k), window in zip(own, (y, x), strict=True):  # the element of the kernel
+            found = k if dim.dilation != 1 else i + dim.pad - window * dim.step
+            row = row * dim.kernel + found
         return masked_part(ctx, columns, (*batch, row, y * dims[1].pooled + x), valid, mask)
 
-    in_memory_if_costly(ctx, columns, count)
-    return summed(ctx, value, [dim.kernel for dim in dims], part)
+    counts = [dim.hits for dim in dims]
+    in_memory_if_costly(ctx, columns, prod(counts))
+    return summed(ctx, value, counts, part)

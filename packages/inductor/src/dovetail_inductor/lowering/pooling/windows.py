@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dovetail_inductor.loop_ir.expr import Expr
-from dovetail_inductor.loop_ir.index import Index, Var, constant, variable
+from dovetail_inductor.loop_ir.index import ZERO, Index, Var, constant, variable
 from dovetail_inductor.loop_ir.ops import arithmetic_dtype
 from dovetail_inductor.loop_ir.reduction import SUM, Reduction
 from dovetail_inductor.loop_ir.sizes import is_symbolic
@@ -107,11 +107,15 @@ class Shares:
     def element(self, ctx: Context, window: Index, k: Index) -> tuple[Index, Expr]:
         """Where element k of a window lies, and whether the window is so long."""
         start, end = self._ends(window)
+        if k.is_constant and k.const < self.size // self.pooled:
+            return start + k, ctx.builder.constant(True, torch.bool)
         return start + k, in_range(ctx, start + k - end, -self.size - 1, 0)
 
     def window(self, ctx: Context, at: Index, back: Index) -> tuple[Index, Expr]:
         """One of the windows that may hold an element, and whether it does."""
         found = (at * self.pooled).floordiv(self.size) + back
+        if back == ZERO:
+            return found, ctx.builder.constant(True, torch.bool)
         last = ((at + 1) * self.pooled + (self.size - 1)).floordiv(self.size)
         return found, in_range(ctx, found - last, -self.pooled - 1, 0)
 

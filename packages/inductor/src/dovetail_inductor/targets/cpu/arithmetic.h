@@ -143,7 +143,7 @@ template <class X> DV X shr(X a, X b) {
 }
 // The index, if it lies in 0 .. size - 1. To what was negative the size has been added if `wrapped`.
 template <bool is_index_error, bool wrapped, class X> DV X check_index(X x, int64_t size, int dim) {
-  if (__builtin_expect(any(mask((x < 0) | (x >= size))), 0)) {
+  if (__builtin_expect(any(mask((x < 0) | (x > (E<X>)(size - 1)))), 0)) {
     each(x, [=](E<X> at) -> E<X> {
       if (at < 0 || at >= size)
         refuse_index(wrapped && at < 0 ? at - size : at, size, dim, is_index_error);

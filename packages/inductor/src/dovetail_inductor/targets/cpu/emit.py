@@ -15,6 +15,7 @@ from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
 from dovetail_inductor.loop_ir.sizes import is_symbolic, name_parts, names_in
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cpu.cpp_loops import Loops, decode_item
+from dovetail_inductor.targets.cpu.narrow import is_transposed, moved_bits, narrowed
 from dovetail_inductor.targets.cpu.picks import Pick, emit_pick, find_picks
 from dovetail_inductor.targets.cpu.register_tiles import Tiles, TileWriter, find_tiles
 from dovetail_inductor.targets.cpu.segments import Segment, ShortLoops, segments_of, short_loops
@@ -22,10 +23,8 @@ from dovetail_inductor.targets.cpu.shape import (
     TILE_BYTES,
     KernelShape,
     choose_shape,
-    is_plain_along,
     lanes_of,
 )
-from dovetail_inductor.targets.cpu.strides import is_transposed
 from dovetail_inductor.targets.cpu.syntax import (
     ARITHMETIC,
     SIZE_FUNCTIONS,
@@ -51,22 +50,25 @@ def emit_kernel(
     builder: Builder, kernel: FusedKernel, buffers: Mapping[str, Buffer], simd_bytes: int
 ) -> tuple[CppSource, KernelShape]:
     """C++ for a kernel, and the loops that were chosen for it."""
+    kernel, buffers = moved_bits(builder, kernel, buffers)
     tiles = find_tiles(builder, kernel, simd_bytes)
     if tiles is not None:
         return _Emitter(kernel, tiles.shape, buffers, tiles=tiles).run(), tiles.shape
     short = short_loops(builder, kernel)
-    shape = choose_shape(short.kernel, simd_bytes)
+    small = replace(short.kernel, nests=narrowed(builder, short.kernel.nests))
+    shape = choose_shape(small, simd_bytes)
     by_lane = shape.vector is not None and any(
         end.coefficient(shape.vector) for end in short.ends.values()
     )
     if by_lane:  # they would end at another place in each lane
         short = ShortLoops(kernel)
-        shape = choose_shape(kernel, simd_bytes)
+        small = replace(kernel, nests=narrowed(builder, kernel.nests))
+        shape = choose_shape(small, simd_bytes)
     shape = replace(shape, ends=frozenset(short.ends))
     segments: tuple[Segment, ...] = ()
     if not short.ends:
         shape, segments = _in_segments(builder, kernel, shape, simd_bytes)
-    return _Emitter(short.kernel, shape, buffers, short.ends, segments).run(), shape
+    return _Emitter(small, shape, buffers, short.ends, segments).run(), shape
 
 
 def _in_segments(
@@ -74,23 +76,13 @@ def _in_segments(
 ) -> tuple[KernelShape, tuple[Segment, ...]]:
     """The segments of the vectorised loop, and the loops for them."""
     v = shape.vector
-    if shape.by_row or shape.tile is not None:
+    if v is None or shape.by_row or shape.tile is not None:
         return shape, ()
-    if v is None:  # but there may be a vector in each segment
-        plain = not kernel.columns and kernel.nests
-        side_by_side = (v for v in kernel.rows if kernel.nests[0].index.coefficient(v) == 1)
-        v = next(side_by_side, None) if plain else None
-        if v is None or any(nest.index.coefficient(v) != 1 for nest in kernel.nests):
-            return shape, ()
-    found = segments_of(builder, kernel, v)
+    found = tuple(
+        replace(one, nests=narrowed(builder, one.nests)) for one in segments_of(builder, kernel, v)
+    )
     if not found:
         return shape, ()
-    if shape.vector is None:
-        if not all(is_plain_along(nest, one.var) for one in found for nest in one.nests):
-            return shape, ()
-        shape = choose_shape(kernel, simd_bytes, v)
-        if shape.tile is not None:
-            return choose_shape(kernel, simd_bytes), ()
     lanes = min(lanes_of(one.nests, one.var, v.size, simd_bytes) for one in found)
     return replace(shape, lanes=lanes), found
 

@@ -18,7 +18,7 @@ from dovetail_inductor.loop_ir.ops import SCALAR_OPS
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.scheduler.loops import distinct_variables
-from dovetail_inductor.targets.cpu.strides import is_deinterleaved, is_transposed
+from dovetail_inductor.targets.cpu.narrow import is_deinterleaved, is_near, is_transposed, widest
 from dovetail_inductor.targets.cpu.syntax import SCALAR_ONLY_ON_INTEGERS
 
 # Vectors have no fewer lanes for being along a short variable.
@@ -34,8 +34,8 @@ ITEM_ELEMENTS = 1024
 SHORT_VECTOR = 2
 SHORT_REDUCTION = 4
 LONG_VECTOR = 64
-# The cost of an op that is worth a vector even if its operands are gathered lane by lane.
-GATHER_COST = 5
+# So many operations in vectors make up for what an element more costs that is gathered.
+OPERATIONS_OF_GATHER = 2
 # Vectors side by side in a stripe down the rows of a matrix: a page of memory at AVX-512.
 WIDEST_STRIPE = 64
 # How much longer a transposing tile is along the contiguous dimension than a vector.
@@ -109,16 +109,15 @@ def host_simd_bytes() -> int:
 
 def lanes_of(nests: Sequence[LoopNest], vector: Var, length: int, simd_bytes: int) -> int:
     """How many lanes the vectors of a kernel with these nests have, along a loop of this length."""
-    lanes = simd_bytes // _widest(nests, vector)
+    lanes = simd_bytes // widest(nests, vector)
     while lanes > LEAST_LANES and not is_symbolic(length) and 2 * length <= lanes:
         lanes //= 2
     return lanes
 
 
-def choose_shape(kernel: FusedKernel, simd_bytes: int, along: Var | None = None) -> KernelShape:
-    """Decide the loops of a kernel, for as many threads as torch uses now; with `along`, vectors
-    are along that variable."""
-    vector = _choose_vector(kernel, simd_bytes) if along is None else along
+def choose_shape(kernel: FusedKernel, simd_bytes: int) -> KernelShape:
+    """Decide the loops of a kernel, for as many threads as torch uses now."""
+    vector = _choose_vector(kernel, simd_bytes)
     lanes = 1 if vector is None else lanes_of(kernel.nests, vector, vector.size, simd_bytes)
     by_row = vector is not None and bool(kernel.columns) and vector in kernel.rows
     cost = sum(count(n.values).cost + 1 for n in kernel.nests)
@@ -322,12 +321,13 @@ def _choose_vector(kernel: FusedKernel, simd_bytes: int) -> Var | None:
     for var in (*kernel.rows, *(kernel.columns[-1:] if scanned else kernel.columns)):
         if scalar_only >> var.id & 1:
             continue
-        score = 0.0
+        score = apart = 0.0
         for index, load, weight in accesses:
             stride = index.coefficient(var)
             hidden = any(a.value.free >> var.id & 1 for a in index.indirects())
             if hidden or stride is None:
-                score -= 1.5 * weight
+                near = isinstance(load, Load) and is_near(load, var, simd_bytes)
+                apart += 0 if near else 1.5 * weight
             elif stride in (1, -1):
                 score += weight
             elif isinstance(load, Load) and _tiles_of(
@@ -339,20 +339,15 @@ def _choose_vector(kernel: FusedKernel, simd_bytes: int) -> Var | None:
             ):
                 continue
             else:
-                score -= weight * (1.0 if load is not None else 1.5)
+                apart += weight * (1.0 if load is not None else 1.5)
+        score -= max(0.0, apart - _operations_along(kernel, var) / OPERATIONS_OF_GATHER)
         size = max(hint_of(var.size), 1)
         fill = size / (16 * -(-size // 16))  # how full the vectors would be
         score = score * fill if score > 0 else score
         if best is None or score >= best[0]:
             best = (score, var)
     if best is None or best[0] <= 0:
-        reduces = any(nest.reduction is not None for nest in kernel.nests)
-        costly = any(
-            isinstance(node, Apply) and SCALAR_OPS[node.op].cost >= GATHER_COST
-            for nest in kernel.nests
-            for node in walk(nest.values)
-        )
-        if not (reduces or costly) or scanned:
+        if scanned or not any(nest.reduction is not None for nest in kernel.nests):
             return None
         # One element after the other, a reduction would wait for itself.
         return _longest_at_strides(kernel, [index for index, _, _ in accesses], scalar_only)
@@ -363,6 +358,14 @@ def _choose_vector(kernel: FusedKernel, simd_bytes: int) -> Var | None:
         return best[1] if long is None else long
     short = scanned and best[1] in kernel.columns and hint_of(best[1].size) < SHORT_ROW
     return None if short else best[1]
+
+
+def _operations_along(kernel: FusedKernel, var: Var) -> int:
+    """What is done with numbers that differ from lane to lane, in additions: not with places."""
+    places = (torch.bool, torch.int32, torch.int64)
+    nodes = (node for nest in kernel.nests for node in walk(nest.values) if node.free >> var.id & 1)
+    applied = (n for n in nodes if isinstance(n, Apply) and n.dtype not in places)
+    return sum(SCALAR_OPS[n.op].cost for n in applied) if hint_of(var.size) > SHORT_ROW else 0
 
 
 def _longest_at_strides(
@@ -376,23 +379,3 @@ def _longest_at_strides(
         return None
     hidden = any(a.value.free >> long.id & 1 for index in accesses for a in index.indirects())
     return None if hidden or any(index.coefficient(long) is None for index in accesses) else long
-
-
-def _widest(nests: Sequence[LoopNest], vector: Var) -> int:
-    """Bytes of the widest lane that vector code will hold (masks are 4)."""
-    widest = 4
-    inside = {nest.buffer for nest in nests}
-    for nest in nests:
-        for node in walk(nest.values):
-            if not node.free >> vector.id & 1:
-                continue
-            if node.dtype is not torch.bool:
-                widest = max(widest, node.dtype.itemsize)
-            if isinstance(node, Load) and node.buffer not in inside:
-                if node.index.coefficient(vector) is None or node.index.indirects():
-                    widest = 8  # addresses lane by lane
-        if nest.body.dtype is not torch.bool:
-            widest = max(widest, nest.body.dtype.itemsize)
-        if nest.scan is not None:
-            widest = max(widest, nest.scan.dtype.itemsize)
-    return widest

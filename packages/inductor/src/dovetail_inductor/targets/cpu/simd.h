@@ -127,21 +127,20 @@ template <class T> DV T from_mask(bool m) { return (T)m; }
 template <class T, class M> DV V<T, lanes<M>> from_mask(M m) {
   return converted<T>(-m);
 }
-DV bool any(bool m) { return m; }
-template <class M> DV bool any(M m) {
+// Lanes of a mask as bits.
+template <class M> DV uint32_t mask_bits(M m) {
 #ifdef __AVX512DQ__
-  if constexpr (sizeof(M) == 64) return __builtin_ia32_cvtd2mask512(bits<V<int, 16>>(m)) != 0;
+  if constexpr (sizeof(M) == 64) return (uint16_t)__builtin_ia32_cvtd2mask512(bits<V<int, 16>>(m));
 #endif
 #ifdef __AVX__
-  if constexpr (sizeof(M) == 32) {
-    const auto whole = bits<V<long long, 4>>(m);
-    return !__builtin_ia32_ptestz256(whole, whole);
-  }
+  if constexpr (sizeof(M) == 32) return __builtin_ia32_movmskps256(bits<V<float, 8>>(m));
 #endif
-  int32_t r = 0;
-  for (int i = 0; i < lanes<M>; ++i) r |= m[i];
-  return r != 0;
+  uint32_t r = 0;
+  for (int i = 0; i < lanes<M>; ++i) r |= (m[i] & 1u) << i;
+  return r;
 }
+DV bool any(bool m) { return m; }
+template <class M> DV bool any(M m) { return mask_bits(m) != 0; }
 template <int N> DV V<int32_t, N> first_lanes(int n) {
   V<int32_t, N> r;
   for (int i = 0; i < N; ++i) r[i] = i;
@@ -299,6 +298,7 @@ DV uint64_t first_bytes(const void* p, int n) {  // n <= 8
 }
 // What AVX-512 loads and stores under a mask: lanes, their type, and the instructions' names.
 #if defined(__AVX512VL__) && defined(__AVX512BW__)
+#define DV_HAS_MASKS
 #define DV_MASKED(F)                                                                              \
   F(16, float, loadups512, storeups512) F(8, float, loadups256, storeups256)                      \
   F(4, float, loadups128, storeups128) F(8, double, loadupd512, storeupd512)                      \
@@ -307,22 +307,34 @@ DV uint64_t first_bytes(const void* p, int n) {  // n <= 8
 #else
 #define DV_MASKED(F)
 #endif
-template <int N, class T> DV V<T, N> raw_load_first(const void* p, int n) {
-  V<T, N> v = {};
+// The elements at p whose bit is set.
+template <int N, class T> DV V<T, N> raw_load_where(const void* p, uint32_t in_use) {
 #define DV_LOAD(count, kind, load, store)                                                         \
   if constexpr (N == count && sizeof(T) == sizeof(kind))                                          \
     return bits<V<T, N>>(                                                                         \
-        __builtin_ia32_##load##_mask((const kind*)p, V<kind, N>{}, (1u << n) - 1));
+        __builtin_ia32_##load##_mask((const kind*)p, V<kind, N>{}, in_use));
   DV_MASKED(DV_LOAD)
+  V<T, N> v = {};
+  for (int i = 0; i < N; ++i) if (in_use >> i & 1) v[i] = ((const T*)p)[i];
+  return v;
+}
 #ifdef __AVX2__
-  if constexpr (N == 8 && sizeof(T) == 4)
-    return (V<T, N>)__builtin_ia32_maskloadd256((const V<int, 8>*)p, first_lanes<8>(n));
-  if constexpr (N == 4 && sizeof(T) == 4)
-    return (V<T, N>)__builtin_ia32_maskloadd((const V<int, 4>*)p, first_lanes<4>(n));
-  if constexpr (N == 4 && sizeof(T) == 8) {
-    auto m = (V<long long, 4>)converted<int64_t>(first_lanes<4>(n));
-    return (V<T, N>)__builtin_ia32_maskloadq256((const V<long long, 4>*)p, m);
-  }
+template <int N, class T>
+constexpr bool has_maskload = (N == 8 && sizeof(T) == 4) || (N == 4 && sizeof(T) >= 4);
+template <int N, class T, class M> DV V<T, N> raw_load_mask(const void* p, M m) {
+  if constexpr (N == 8) return (V<T, N>)__builtin_ia32_maskloadd256((const V<int, 8>*)p, m);
+  else if constexpr (sizeof(T) == 4) return (V<T, N>)__builtin_ia32_maskloadd((const V<int, 4>*)p, m);
+  else return (V<T, N>)__builtin_ia32_maskloadq256(
+      (const V<long long, 4>*)p, (V<long long, 4>)converted<int64_t>(m));
+}
+#endif
+template <int N, class T> DV V<T, N> raw_load_first(const void* p, int n) {
+#ifdef DV_HAS_MASKS
+  if constexpr (N * sizeof(T) >= 16) return raw_load_where<N, T>(p, (1u << n) - 1);
+#endif
+  V<T, N> v = {};
+#ifdef __AVX2__
+  if constexpr (has_maskload<N, T>) return raw_load_mask<N, T>(p, first_lanes<N>(n));
 #endif
   // (A vector that is read where narrower writes just made it would wait for them.)
   const int bytes = n * sizeof(T);
@@ -356,27 +368,10 @@ template <int N, class T> DV auto ldn(const T* p, int n) {
   return widen_raw<T>(raw_load_first<N, R<T>>(p, n));
 }
 template <int N, class T, class M> DV auto ldm(const T* p, M m) {
-  V<R<T>, N> v = {};
-#ifdef __AVX2__
-  if constexpr (N == 8 && sizeof(T) == 4)
-    return widen_raw<T>((V<R<T>, 8>)__builtin_ia32_maskloadd256((const V<int, 8>*)p, m));
-  if constexpr (N == 4 && sizeof(T) == 4)
-    return widen_raw<T>((V<R<T>, 4>)__builtin_ia32_maskloadd((const V<int, 4>*)p, m));
-  if constexpr (N == 4 && sizeof(T) == 8)
-    return widen_raw<T>((V<R<T>, 4>)__builtin_ia32_maskloadq256(
-        (const V<long long, 4>*)p, (V<long long, 4>)converted<int64_t>(m)));
+#if defined(__AVX2__) && !defined(DV_HAS_MASKS)
+  if constexpr (has_maskload<N, T>) return widen_raw<T>(raw_load_mask<N, R<T>>(p, m));
 #endif
-#ifdef __AVX512DQ__
-  if constexpr (N == 16 && sizeof(T) == 4)
-    return widen_raw<T>((V<R<T>, 16>)__builtin_ia32_loadups512_mask(
-        (const float*)p, V<float, 16>{}, __builtin_ia32_cvtd2mask512((V<int, 16>)m)));
-  if constexpr (N == 8 && sizeof(T) == 8)
-    return widen_raw<T>((V<R<T>, 8>)__builtin_ia32_loadupd512_mask(
-        (const double*)p, V<double, 8>{}, __builtin_ia32_cvtd2mask256((V<int, 8>)m)));
-#endif
-  auto raw = (const R<T>*)p;
-  for (int i = 0; i < N; ++i) if (m[i]) v[i] = raw[i];
-  return widen_raw<T>(v);
+  return widen_raw<T>(raw_load_where<N, R<T>>(p, mask_bits(m)));
 }
 // f(i) in lane i. (Written into a vector one after the other, they would go by way of memory.)
 template <int N, class F> DV auto lane_values(F f) {
@@ -426,18 +421,41 @@ template <int N, class T> DV auto ldr(const T* p, int n = N) {
   auto v = raw_load<N, R<T>>((const R<T>*)p - (N - 1));
   return widen_raw<T>(reversed(v));
 }
+#ifdef __AVX2__
+DV V<float, 8> gathered(const void* p, V<int, 8> at) {
+  const auto all = bits<V<float, 8>>(V<int, 8>{} - 1);
+  return __builtin_ia32_gathersiv8sf(V<float, 8>{}, (const float*)p, at, all, 4);
+}
+DV V<float, 16> gathered(const void* p, V<int, 16> at) {  // (half at a time is faster)
+  auto low = gathered(p, __builtin_shufflevector(at, at, 0, 1, 2, 3, 4, 5, 6, 7));
+  auto high = gathered(p, __builtin_shufflevector(at, at, 8, 9, 10, 11, 12, 13, 14, 15));
+  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#endif
+// p[at[i]] in lane i < n. (What lies as near one another as the lanes do is read as one vector.)
 template <int N, class T, class I> DV auto ldi(const T* p, I at, int n = N) {
-  V<R<T>, N> v = {};
+  if (n != N) at = sel(first_lanes<N>(n), at, bc<N>((E<I>)at[n - 1]));
+#ifdef __AVX2__
+  if constexpr (sizeof(E<I>) == 4 && N >= 8) {
+    const auto from = at - bc<N>((E<I>)at[0]);
+    const uint32_t last = from[N - 1];
+    if (last < N && !any(mask((V<uint32_t, N>)from > last))) {
+      auto near = widen_raw<T>(raw_load_first<N, R<T>>((const R<T>*)p + at[0], last + 1));
+      return __builtin_shuffle(near, cast<typename signed_of<sizeof near / N>::type>(from));
+    }
+    if constexpr (sizeof(T) == 4) return widen_raw<T>(bits<V<R<T>, N>>(gathered(p, at)));
+  }
+#endif
   auto raw = (const R<T>*)p;
-  if (n == N) return widen_raw<T>(lane_values<N>([=](int i) { return raw[at[i]]; }));
-  for (int i = 0; i < N; ++i) if (i < n) v[i] = raw[at[i]];
-  return widen_raw<T>(v);
+  return widen_raw<T>(lane_values<N>([=](int i) { return raw[at[i]]; }));
 }
 template <int N, class T, class I, class M> DV auto ldim(const T* p, I at, M m, int n = N) {
-  V<R<T>, N> v = {};
-  auto raw = (const R<T>*)p;
-  for (int i = 0; i < N; ++i) if (i < n && m[i]) v[i] = raw[at[i]];
-  return widen_raw<T>(v);
+  if (n != N) m &= first_lanes<N>(n);
+  const uint32_t in_use = mask_bits(m);
+  decltype(ld<N>(p)) none = {};
+  if (in_use == 0) return none;
+  at = sel(m, at, bc<N>((E<I>)at[__builtin_ctz(in_use)]));
+  return sel(m, ldi<N>(p, at), none);
 }
 
 // Exchange, in each square of S lanes and rows, the upper right quarter and the lower left one, of

@@ -163,7 +163,7 @@ def op_text(
     return f"{_CALLS.get(op, f'{op}_')}({', '.join(args)})"
 
 
-_NUMBER = re.compile(r"\s*(?:const )?int64_t (\w+) = [^;]*;")
+_NUMBER = re.compile(r"\s*(?:(?:const )?int64_t|const auto(?= \w+ = cast<int)) (\w+) = [^;]*;")
 
 
 def without_unread(lines: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from dovetail_inductor.loop_ir.expr import Apply, Expr, Load, Scalar, index_free
 from dovetail_inductor.loop_ir.index import Index, Var
 from dovetail_inductor.loop_ir.loops import Scatter
+from dovetail_inductor.targets.cpu.narrow import int32_of, is_small
 from dovetail_inductor.targets.cpu.syntax import ARITHMETIC, index_text, literal, op_text
 
 # How a scatter combines what is there (a) with what comes (b).
@@ -133,7 +134,8 @@ class Writer:
         free = index_free(index)
         vector = self.is_vector(free) or any(a.vector for a in args)
         if vector:
-            text = f"cast<{ARITHMETIC[dtype]}>({self.vector_index(index, read)})"
+            wide = dtype is torch.int64
+            text = f"cast<{ARITHMETIC[dtype]}>({self.vector_index(index, read, wide)})"
         else:
             text = f"({ARITHMETIC[dtype]})({self._scalar_index(index, read)})"
         return self.define(text, free, vector, args)
@@ -174,44 +176,55 @@ class Writer:
     def _scalar_index(self, index: Index, read: Callable[[Expr], Name]) -> str:
         return index_text(index, lambda v: f"i{v.id}", lambda e: read(e).text)
 
-    def vector_index(self, index: Index, read: Callable[[Expr], Name]) -> str:
-        """An index lane by lane, as a vector of int64."""
+    def vector_index(self, index: Index, read: Callable[[Expr], Name], wide: bool = True) -> str:
+        """An index lane by lane, as a vector of int64, or of int32 if not `wide`."""
+        kind = "int64_t" if wide else "int32_t"
 
         def name(v: Var) -> str:
-            if v is self.vector or (self.vector is not None and v.id == self.vector.id):
-                return f"(iota<int64_t, {self.lanes}>() + i{v.id})"
-            return f"i{v.id}"
+            if self.vector is not None and v.id == self.vector.id:
+                return f"(iota<{kind}, {self.lanes}>() + ({kind})i{v.id})"
+            return f"({kind})i{v.id}"
 
-        text = index_text(index, name, lambda e: read(e).text)
+        text = index_text(index, name, lambda e: read(e if wide else int32_of(e) or e).text)
         return f"({text})"
+
+    def _computed_place(
+        self, place: Place, index: Index, read: Callable[[Expr], Name]
+    ) -> tuple[str, str]:
+        """Where a place is that each lane computes: a pointer to what all lanes add, and a vector
+        of what each adds, of int32 if that is enough."""
+        assert self.vector is not None
+        own = []
+        for term in index.terms:
+            alone = Index(0, (term,))
+            by_lane = any(read(a.value).vector for a in alone.indirects())
+            own += [term] if by_lane or self.is_vector(index_free(alone)) else []
+        common = Index(index.const, tuple(t for t in index.terms if t not in own))
+        each = Index(0, tuple(own))
+        wide = not is_small(each)
+        pointer = f"{place.pointer} + {self._scalar_index(common, read)}"
+        return pointer, self.vector_index(each, read, wide) if own else f"V<int, {self.lanes}>{{}}"
 
     def load_text(
         self, place: Place, index: Index, mask: Name | None, read: Callable[[Expr], Name]
     ) -> tuple[str, bool]:
         """C++ for a load, and whether it gives a vector."""
         n = self.lanes
-        p = place.pointer
         rest = ", n" if self.tail else ""
         lanewise = any(read(a.value).vector for a in index.indirects())
         stride = index.coefficient(self.vector) if self.vector is not None else 0
-        if lanewise or stride is None:
-            at = self.vector_index(index, read)
+        masked = mask is not None and mask.vector
+        if lanewise or stride is None or (masked and stride != 1):
+            p, at = self._computed_place(place, index, read)
             if mask is not None:
                 return f"ldim<{n}>({p}, {at}, {self.as_vector(mask)}{rest})", True
             return f"ldi<{n}>({p}, {at}{rest})", True
-        address = f"{p} + {self._scalar_index(index, read)}"
-        scalar_mask = mask is not None and not mask.vector
+        address = f"{place.pointer} + {self._scalar_index(index, read)}"
+        if mask is not None and mask.vector:
+            bound = f"({mask.text}) & first_lanes<{n}>(n)" if self.tail else mask.text
+            return f"ldm<{n}>({address}, {bound})", True
         if stride == 0:
-            if mask is not None and mask.vector:
-                at = f"bc<{n}>((int64_t)({self._scalar_index(index, read)}))"
-                return f"ldim<{n}>({p}, {at}, {mask.text}{rest})", True
             text, vector = f"ld1({address})", False
-        elif mask is not None and mask.vector:
-            if stride == 1:
-                bound = f"({mask.text}) & first_lanes<{n}>(n)" if self.tail else mask.text
-                return f"ldm<{n}>({address}, {bound})", True
-            at = self.vector_index(index, read)
-            return f"ldim<{n}>({p}, {at}, {mask.text}{rest})", True
         elif stride == 1:
             text = f"ldn<{n}>({address}, n)" if self.tail else f"ld<{n}>({address})"
             vector = True
@@ -219,8 +232,7 @@ class Writer:
             text, vector = f"ldr<{n}>({address}{rest})", True
         else:
             text, vector = f"lds<{n}>({address}, {stride}{rest})", True
-        if scalar_mask:
-            assert mask is not None
+        if mask is not None:
             text = f"{mask.text} ? {text} : decltype({text}){{}}"
         return text, vector
 
