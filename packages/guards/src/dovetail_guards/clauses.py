@@ -25,10 +25,23 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class TypeIs(Clause):
-    """`type(source) is type_`."""
+class OfSource(Clause):
+    """One that speaks of what a source gives."""
 
     source: Source
+
+
+@dataclass(frozen=True)
+class OfSources(Clause):
+    """One that speaks of what several sources give."""
+
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class TypeIs(OfSource):
+    """`type(source) is type_`."""
+
     type_: type
 
 
@@ -67,7 +80,7 @@ def _reference(obj: Any) -> tuple[Callable[[], Any], bool]:
 
 
 @dataclass(frozen=True, init=False)
-class IdIs(Clause):
+class IdIs(OfSource):
     """`source is obj`. Use it for modules, functions, classes and other long-lived objects.
 
     Tensors and what has a `__dict__`, but classes, Python's modules and tensors that wrap others,
@@ -76,7 +89,6 @@ class IdIs(Clause):
     tensors that have weak references): if it has died, another one of its type may be found there,
     of which other clauses on `source` must say all that matters."""
 
-    source: Source
     kind: type
     code: CodeType | None
     """What else is remembered of the object: its type, and the code of a function."""
@@ -116,43 +128,38 @@ class IdIs(Clause):
 
 
 @dataclass(frozen=True)
-class ConstantIs(Clause):
+class ConstantIs(OfSource):
     """`type(source) is type(value) and source == value` (nan equals nan, 0.0 differs from -0.0)."""
 
-    source: Source
     value: Any
 
 
 @dataclass(frozen=True)
-class LengthIs(Clause):
+class LengthIs(OfSource):
     """`len(source) == length` of a list, tuple, dict, set or a subclass of one."""
 
-    source: Source
     length: int
 
 
 @dataclass(frozen=True)
-class DictKeysAre(Clause):
+class DictKeysAre(OfSource):
     """`list(source) == list(keys)`: same keys, in the same insertion order."""
 
-    source: Source
     keys: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class HasKey(Clause):
+class HasKey(OfSource):
     """`(key in source) == present` for a dict."""
 
-    source: Source
     key: Any
     present: bool
 
 
 @dataclass(frozen=True)
-class HasInstanceAttr(Clause):
+class HasInstanceAttr(OfSource):
     """`(name in source.__dict__) == present`: an attribute looked up on the class stays there."""
 
-    source: Source
     name: str
     present: bool
 
@@ -162,20 +169,18 @@ MRO = "<mro>"
 
 
 @dataclass(frozen=True)
-class SlotIsEmpty(Clause):
+class SlotIsEmpty(OfSource):
     """The `__slots__` member `name` of an object of a class that has it holds nothing."""
 
-    source: Source
     name: str
 
 
 @dataclass(frozen=True)
-class ClassAttrsAre(Clause):
+class ClassAttrsAre(OfSource):
     """What a class and its bases hold under these names, descriptors not run: (name, attribute,
     present) each, the attribute None where it is absent. For methods and properties of classes.
     Under the name `MRO` it is the class's `__mro__` itself."""
 
-    source: Source
     attrs: tuple[tuple[str, Any, bool], ...]
 
     def __hash__(self) -> int:
@@ -192,10 +197,9 @@ class ClassAttrsAre(Clause):
 
 
 @dataclass(frozen=True)
-class FunctionIs(Clause):
+class FunctionIs(OfSource):
     """The code, the defaults and the keyword defaults of a function are these very objects."""
 
-    source: Source
     code: Any
     defaults: Any
     kwdefaults: Any
@@ -222,7 +226,7 @@ class GlobalPresent(Clause):
 
 
 @dataclass(frozen=True)
-class TensorIs(Clause):
+class TensorIs(OfSource):
     """The metadata of a tensor: exact type, dtype, device, requires_grad, sizes and strides.
 
     `sizes`/`strides` hold None in a place that is dynamic (a `ShapeRelation` may speak of it).
@@ -230,7 +234,6 @@ class TensorIs(Clause):
     `strides` is None for a layout without strides.
     """
 
-    source: Source
     type_: type
     dtype: torch.dtype
     device: torch.device
@@ -242,33 +245,21 @@ class TensorIs(Clause):
     is_neg: bool = False
 
 
-@dataclass(frozen=True)
-class NoAccumulatorHooks(Clause):
+class NoAccumulatorHooks(OfSource):
     """No hook is on the node of autograd that accumulates the gradient of this tensor. (Hooks of
     the tensor itself are read from its attributes.)"""
 
-    source: Source
 
-
-@dataclass(frozen=True)
-class SameObject(Clause):
+class SameObject(OfSources):
     """All these sources give one object (`is`)."""
 
-    sources: tuple[Source, ...]
 
-
-@dataclass(frozen=True)
-class DistinctObjects(Clause):
+class DistinctObjects(OfSources):
     """These sources give pairwise different objects: no two inputs became aliases."""
 
-    sources: tuple[Source, ...]
 
-
-@dataclass(frozen=True)
-class DistinctStorage(Clause):
+class DistinctStorage(OfSources):
     """These tensors' storages are pairwise different (inputs that are mutated rely on it)."""
-
-    sources: tuple[Source, ...]
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,6 @@ def _item(base: Any, key: Any) -> Any:
     return base[key]
 
 
-def _argument(source: s.LocalSource, frame: FrameView) -> Any:
-    return frame.args[argument_names(frame.func.__code__).index(source.name)]
-
-
 def _closure_cell(source: s.ClosureSource, frame: FrameView) -> Any:
     cells = frame.func.__closure__ or ()
     return cells[frame.func.__code__.co_freevars.index(source.name)].cell_contents
@@ -157,7 +153,9 @@ def _computed(source: ComputedSource, frame: FrameView) -> Any:
 
 # What gives the value of a source: of the frame, or of what its base gave.
 _OF_FRAME: dict[type[s.Source], Callable[[Any, Any], Any]] = {
-    s.LocalSource: _argument,
+    s.LocalSource: lambda source, frame: frame.args[
+        argument_names(frame.func.__code__).index(source.name)
+    ],
     s.ClosureSource: _closure_cell,
     s.GlobalSource: lambda source, frame: dict.get(frame.func.__globals__, source.name, MISSING),
     s.BuiltinSource: lambda source, frame: dict.get(frame.func.__builtins__, source.name, MISSING),

@@ -35,8 +35,7 @@ def source_depth(source: s.Source) -> int:
     known: int | None = source.__dict__.get("_depth")
     if known is None:
         base = getattr(source, "base", None)
-        known = 0 if base is None else source_depth(base) + 1
-        source.__dict__["_depth"] = known
+        known = source.__dict__["_depth"] = 0 if base is None else source_depth(base) + 1
     return known
 
 

@@ -28,48 +28,46 @@ class Source:
 
 
 @dataclass(frozen=True)
-class LocalSource(Source):
+class _Named(Source):
+    """One that the frame knows by a name."""
+
+    name: str
+    text = "{0.name}"
+
+
+@dataclass(frozen=True)
+class PartSource(Source):
+    """A part of what another source, `base`, gives."""
+
+    base: Source
+
+
+class LocalSource(_Named):
     """An argument of the frame, by its name in `co_varnames` (also `*args` and `**kwargs`). One
     that no name can be given to has a dot first, and a text that tells what it is after a space:
     what a continuation finds on its stack."""
-
-    name: str
 
     def __str__(self) -> str:
         return self.name.partition(" ")[2] or self.name if self.name[0] == "." else self.name
 
 
-@dataclass(frozen=True)
-class ClosureSource(Source):
+class ClosureSource(_Named):
     """The contents of the frame function's closure cell called `name`."""
 
-    name: str
-    text = "{0.name}"
 
-
-@dataclass(frozen=True)
-class ClosureCellSource(Source):
+class ClosureCellSource(_Named):
     """The closure cell itself of the frame function's free variable `name`: for rebuilding
     closures and writing `nonlocal` names. Guards speak of its contents (`ClosureSource`)."""
 
-    name: str
     text = "closure_cell.{0.name}"
 
 
-@dataclass(frozen=True)
-class GlobalSource(Source):
+class GlobalSource(_Named):
     """`name` in the frame's globals."""
 
-    name: str
-    text = "{0.name}"
 
-
-@dataclass(frozen=True)
-class BuiltinSource(Source):
+class BuiltinSource(_Named):
     """`name` in the frame's builtins; guarded together with its absence from the globals."""
-
-    name: str
-    text = "{0.name}"
 
 
 @dataclass(frozen=True)
@@ -89,29 +87,26 @@ class ObjectSource(Source):
 
 
 @dataclass(frozen=True)
-class AttrSource(Source):
+class AttrSource(PartSource):
     """`getattr(base, name)`, with descriptors and `__getattr__`."""
 
-    base: Source
     name: str
     text = "{0.base}.{0.name}"
 
 
 @dataclass(frozen=True)
-class InstanceAttrSource(Source):
+class InstanceAttrSource(PartSource):
     """`base.__dict__[name]`, read straight from the instance dictionary: no descriptor runs."""
 
-    base: Source
     name: str
     text = "{0.base}.{0.name}"
 
 
 @dataclass(frozen=True)
-class ItemSource(Source):
+class ItemSource(PartSource):
     """`base[key]` of an exact or subclassed list, tuple or dict, read with the base class's
     own `__getitem__`; `key` is an int, a string or another hashable constant."""
 
-    base: Source
     key: Any
 
     def __str__(self) -> str:
@@ -148,63 +143,53 @@ def _key_text(key: Any) -> str:
 
 
 @dataclass(frozen=True)
-class DictKeySource(Source):
+class DictKeySource(PartSource):
     """The key at position `index` of the dict `base`, in insertion order."""
 
-    base: Source
     index: int
     text = "list({0.base})[{0.index}]"
 
 
-@dataclass(frozen=True)
-class TypeSource(Source):
+class TypeSource(PartSource):
     """`type(base)`."""
 
-    base: Source
     text = "type({0.base})"
 
 
-@dataclass(frozen=True)
-class CellContentsSource(Source):
+class CellContentsSource(PartSource):
     """`base.cell_contents` of a cell object."""
 
-    base: Source
     text = "{0.base}.cell_contents"
 
 
 @dataclass(frozen=True)
-class SizeSource(Source):
+class SizeSource(PartSource):
     """`base.size(dim)` of a tensor: the source of a size symbol."""
 
-    base: Source
     dim: int
     text = "{0.base}.size({0.dim})"
 
 
 @dataclass(frozen=True)
-class StrideSource(Source):
+class StrideSource(PartSource):
     """`base.stride(dim)` of a tensor: a relation says how it follows from the sizes."""
 
-    base: Source
     dim: int
     text = "{0.base}.stride({0.dim})"
 
 
-@dataclass(frozen=True)
-class FlattenSource(Source):
+class FlattenSource(PartSource):
     """`base.__tensor_flatten__()`: what a tensor subclass says of the tensors that it wraps, the
     names of the attributes that hold them and a context."""
 
-    base: Source
     text = "{0.base}.__tensor_flatten__()"
 
 
 @dataclass(frozen=True)
-class IteratorSource(Source):
+class IteratorSource(PartSource):
     """A part of a built-in iterator, read without moving it, of a view of a dictionary, or of a
     tensor's storage: `part` is a name of `iterators.READERS`."""
 
-    base: Source
     part: str
     text = "{0.part}({0.base})"
 
@@ -216,12 +201,12 @@ def _remember_hash(class_: type[Source]) -> None:
     def remembered(self: Source) -> int:
         found: int | None = self.__dict__.get("_hash")
         if found is None:
-            found = plain(self)
-            self.__dict__["_hash"] = found
+            found = self.__dict__["_hash"] = plain(self)
         return found
 
     class_.__hash__ = remembered  # type: ignore[method-assign,assignment]
 
 
-for _class in Source.__subclasses__():
-    _remember_hash(_class)
+for _class in (*Source.__subclasses__(), *PartSource.__subclasses__()):
+    if "__hash__" in vars(_class):  # others have their base's
+        _remember_hash(_class)

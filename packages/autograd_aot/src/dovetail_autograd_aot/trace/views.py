@@ -142,16 +142,14 @@ def _split_sizes(base: FakeTensor, sizes: list[Any], dim: int = 0) -> list[Singl
     return pieces
 
 
-def _unbind(base: FakeTensor, dim: int = 0) -> list[Single]:
-    return [(aten.select.int, (dim, i)) for i in range(int(base._sizes[dim]))]
-
-
 _SEVERAL: Mapping[OpOverload, Callable[..., list[Single]]] = {
     aten.split.Tensor: _split,
     aten.unsafe_split.Tensor: _split,
     aten.split_with_sizes.default: _split_sizes,
     aten.unsafe_split_with_sizes.default: _split_sizes,
-    aten.unbind.int: _unbind,
+    aten.unbind.int: lambda base, dim=0: [
+        (aten.select.int, (dim, i)) for i in range(int(base._sizes[dim]))
+    ],
 }
 # Autograd does not take their results for views.
 _NO_VIEWS = frozenset({aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default})

@@ -94,11 +94,9 @@ def _sources(clause: c.Clause) -> tuple[s.Source, ...]:
         return (s.GlobalSource(clause.name),)
     if isinstance(clause, c.ShapeRelation):
         return tuple(source for _, source in clause.symbols)
-    many: tuple[s.Source, ...] | None = getattr(clause, "sources", None)
-    if many is not None:
-        return many
-    one: s.Source | None = getattr(clause, "source", None)
-    return () if one is None else (one,)
+    if isinstance(clause, c.OfSources):
+        return clause.sources
+    return (clause.source,) if isinstance(clause, c.OfSource) else ()
 
 
 def _is_global(source: s.Source) -> bool:

@@ -136,8 +136,7 @@ class Builder:
         key = ("const", repr(value), dtype)
         found = self._interned.get(key)
         if found is None:
-            found = Constant(len(self._interned), dtype, value)
-            self._interned[key] = found
+            found = self._interned[key] = Constant(len(self._interned), dtype, value)
         return found
 
     def index_value(self, index: Index, dtype: torch.dtype = torch.int64) -> Expr:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from dovetail_inductor.loop_ir import sizes
 
@@ -49,11 +49,22 @@ class Var:
 
 
 @dataclass(frozen=True, slots=True)
-class FloorDiv:
-    """`inner // divisor`."""
-
+class _Division:
     inner: Index
     divisor: int
+    rank: ClassVar[int]
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Order among atoms."""
+        return (self.rank, sizes.hint_of(self.divisor), self.inner.sort_key)
+
+
+class FloorDiv(_Division):
+    """`inner // divisor`."""
+
+    __slots__ = ()
+    rank = 1
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -61,31 +72,20 @@ class FloorDiv:
         low, high = self.inner.bounds
         return low // self.divisor, high // self.divisor
 
-    @property
-    def sort_key(self) -> tuple[object, ...]:
-        """Order among atoms."""
-        return (1, sizes.hint_of(self.divisor), self.inner.sort_key)
-
     def __str__(self) -> str:
         return f"({self.inner} // {self.divisor})"
 
 
-@dataclass(frozen=True, slots=True)
-class Mod:
+class Mod(_Division):
     """`inner % divisor` with Python's sign."""
 
-    inner: Index
-    divisor: int
+    __slots__ = ()
+    rank = 2
 
     @property
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value."""
         return 0, self.divisor - 1
-
-    @property
-    def sort_key(self) -> tuple[object, ...]:
-        """Order among atoms."""
-        return (2, sizes.hint_of(self.divisor), self.inner.sort_key)
 
     def __str__(self) -> str:
         return f"({self.inner} % {self.divisor})"

@@ -189,8 +189,7 @@ class Context:
         key = (indices, -1 if mask is None else mask.uid)
         found = value._memo.get(key)
         if found is None:
-            found = self._seen(value, value.loader(indices, mask))
-            value._memo[key] = found
+            found = value._memo[key] = self._seen(value, value.loader(indices, mask))
         return found
 
     def _seen(self, value: Value, expr: Expr) -> Expr:

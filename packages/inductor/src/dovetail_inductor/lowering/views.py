@@ -129,14 +129,6 @@ def _expand(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, 
     return make_view(ctx, node, base, reindex, restride)
 
 
-def _with_ones(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    return view_as(ctx, node, args[0])
-
-
-def _alias(ctx: Context, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Value:
-    return make_view(ctx, node, args[0], lambda i: i, lambda s: s)
-
-
 # --- pieces ---------------------------------------------------------------------------------------
 
 
@@ -314,9 +306,11 @@ RULES: dict[str, Rule] = {
     "_unsafe_view.default": _view,
     "permute.default": _permute,
     "expand.default": _expand,
-    "unsqueeze.default": _with_ones,
-    "squeeze.dims": _with_ones,
-    "alias.default": _alias,
+    "unsqueeze.default": _view,
+    "squeeze.dims": _view,
+    "alias.default": (
+        lambda ctx, node, args, kwargs: make_view(ctx, node, args[0], lambda i: i, lambda s: s)
+    ),
     "slice.Tensor": _slice,
     "select.int": _select,
     "diagonal.default": _diagonal,

@@ -30,11 +30,6 @@ def _back(x: Tensor, like: Tensor) -> Tensor:
     return cast(x, like.dtype) if kind(like.dtype) >= 2 else x
 
 
-def relu(self: Tensor) -> Tensor:
-    """max(x, 0)"""
-    return aten.maximum.default(self, filled_like(self, 0))
-
-
 def sigmoid(self: Tensor) -> Tensor:
     """1 / (1 + exp(-x))"""
     x = _float(self)
@@ -214,7 +209,7 @@ CARDS = (
     unary("erfinv", "inverse of erf", _FLOAT, cost=60),
     unary("lgamma", "log \\|Γ(x)\\|", _FLOAT, cost=100),
     unary("sigmoid", "1 / (1 + exp(-x))", _FLOAT, to_prims=sigmoid, cost=16),
-    unary("relu", "max(x, 0)", to_prims=relu),
+    unary("relu", "max(x, 0)", to_prims=lambda x: aten.maximum.default(x, filled_like(x, 0))),
     unary("floor", "largest integer ≤ x", numpy="floor"),
     unary("ceil", "smallest integer ≥ x", numpy="ceil"),
     unary("round", "nearest integer, half to even", forms=(_DECIMALS,)),

@@ -158,10 +158,6 @@ def _is_compiling(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.call(Constant(torch.compiler.is_compiling), args, kwargs)
 
 
-def _is_exporting(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return vm.call(Constant(torch.compiler.is_exporting), args, kwargs)
-
-
 # Functions of this package's own API, which imports the interpreter and so cannot be imported here.
 def _breaks_are_errors(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     vm.session.modes.error_blocks.append((args[0], vm.truth(vm.get_attr(args[0], "flag"))))
@@ -187,7 +183,9 @@ _OWN_API: dict[tuple[str, str], Any] = {
     ("dovetail_capture.api", "graph_break"): _graph_break,
     ("dovetail_capture.api", "is_compiling"): _is_compiling,
     ("dovetail_capture.api", "is_dynamo_compiling"): _is_compiling,
-    ("dovetail_capture.api", "is_exporting"): _is_exporting,
+    ("dovetail_capture.api", "is_exporting"): (
+        lambda vm, args, kw: vm.call(Constant(torch.compiler.is_exporting), args, kw)
+    ),
     # Code that is captured is none of those that it tells.
     ("dovetail_capture.wrappers.optimized_module", "OptimizedModule._is_asked_by"): (
         lambda vm, args, kw: Constant(False)

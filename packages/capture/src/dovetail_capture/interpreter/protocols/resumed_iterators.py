@@ -293,10 +293,6 @@ def _map(vm: Interpreter, value: HeldIterator) -> Step:
     return mapped(vm, fn, children)
 
 
-def _filter(vm: Interpreter, value: HeldIterator) -> Step:
-    return filtered(vm, *_parts_of(vm, value))
-
-
 def _enumerate(vm: Interpreter, value: HeldIterator) -> Step:
     """It counts, which only a step of its own does: those of what it goes through are in it."""
     child, start = _parts_of(vm, value)
@@ -355,5 +351,6 @@ def _steps_within(vm: Interpreter) -> Iterator[None]:
 
 
 _MAKERS: dict[type, Callable[[Interpreter, HeldIterator], Step]] = {
-    zip: _zip, map: _map, filter: _filter, enumerate: _enumerate, itertools.count: _count,
+    zip: _zip, map: _map, enumerate: _enumerate, itertools.count: _count,
+    filter: lambda vm, value: filtered(vm, *_parts_of(vm, value)),
 }  # fmt: skip

@@ -117,8 +117,7 @@ class GuardLedger:
         found = self._constants.get(id(source))
         if found is None:
             unread = Unread(real, self._guard_value, as_number)
-            found = Constant.guarded_when_read(source, unread)
-            self._constants[id(source)] = found
+            found = self._constants[id(source)] = Constant.guarded_when_read(source, unread)
             self._types[id(source)] = len(self.clauses)
             self.clauses.append(c.TypeIs(source, type(real)))
         return found

@@ -201,14 +201,6 @@ def _pop(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return vm.session.modes.function_modes.pop()
 
 
-def _count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return Constant(len(vm.session.modes.function_modes))
-
-
-def _is_any(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(bool(vm.session.modes.function_modes))
-
-
 def _dispatch_count(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """Of dispatch modes none, which is guarded; with some, whoever asks is left to run plainly."""
     return PASS if _C._len_torch_dispatch_stack() else Constant(0)
@@ -243,8 +235,12 @@ def _default_device(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
 HANDLERS: dict[Any, Handler] = {
     _C._push_on_torch_function_stack: _push,
     _C._pop_torch_function_stack: _pop,
-    _C._len_torch_function_stack: _count,
-    _C._is_torch_function_mode_enabled: _is_any,
+    _C._len_torch_function_stack: lambda vm, args, kw: Constant(
+        len(vm.session.modes.function_modes)
+    ),
+    _C._is_torch_function_mode_enabled: lambda vm, args, kw: boolean(
+        bool(vm.session.modes.function_modes)
+    ),
     _C._get_function_stack_at: _at,
     _C._len_torch_dispatch_stack: _dispatch_count,
     torch.device.__enter__: _enter_device,

@@ -255,10 +255,6 @@ def _has_own(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return boolean(bool(_asked_objects(vm, args)))
 
 
-def _enabled(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return boolean(not vm.session.modes.functions_off)
-
-
 def _handle(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     """`handle_torch_function(function, relevant, *args, **kwargs)`."""
     function, relevant, *given = args
@@ -288,6 +284,6 @@ HANDLERS: dict[Any, Handler] = {
     torch.overrides.has_torch_function_unary: _has_own,
     torch.overrides.has_torch_function_variadic: _has_own,
     torch.overrides.handle_torch_function: _handle,
-    _C._is_torch_function_enabled: _enabled,
+    _C._is_torch_function_enabled: lambda vm, args, kw: boolean(not vm.session.modes.functions_off),
 }
 NEW_HANDLERS: dict[Any, Any] = {_OFF: _make_off}

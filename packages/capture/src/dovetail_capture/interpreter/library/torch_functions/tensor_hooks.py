@@ -287,10 +287,6 @@ def _remove(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
     return NONE
 
 
-def _enter(vm: Interpreter, args: Args, kwargs: Kwargs) -> Value:
-    return args[0] if isinstance(args[0], functions.HandleValue) else PASS
-
-
 def hooks_of(vm: Interpreter, obj: TensorValue, name: str) -> Value:
     """`tensor._backward_hooks` and its like: what was registered before the frame."""
     if obj.source is None or obj.real is None:
@@ -306,5 +302,7 @@ HANDLERS: dict[Any, Handler] = {
     torch.Tensor.register_hook: _register,
     torch.Tensor.register_post_accumulate_grad_hook: _register_post_accumulate,
     RemovableHandle.remove: _remove,
-    RemovableHandle.__enter__: _enter,
+    RemovableHandle.__enter__: (
+        lambda vm, args, kw: args[0] if isinstance(args[0], functions.HandleValue) else PASS
+    ),
 }
