@@ -242,7 +242,7 @@ def reads_weights_first(plan: Plan) -> bool:
 
 
 def test_weights_that_nothing_writes_are_read_before_the_row_is_there() -> None:
-    """Not those that a launch of the plan makes, nor more than memory has time for meanwhile."""
+    """Not those that a launch of the plan makes."""
     x, w = half(1, 256), half(128, 256)
 
     def normed(x: Tensor, w: Tensor) -> Tensor:
@@ -256,5 +256,3 @@ def test_weights_that_nothing_writes_are_read_before_the_row_is_there() -> None:
         run = ReferenceExecutor(plan, launch_triton=run_in_interpreter)
         torch.testing.assert_close(run(x, w)[0], fn(x, w), rtol=4e-3, atol=4e-3)
         assert reads_weights_first(plan) == (fn is normed)
-    row, wide = (torch.empty(n, 1024, dtype=x.dtype, device="meta") for n in (1, 16384))
-    assert not reads_weights_first(compiled(normed, (row, wide)))

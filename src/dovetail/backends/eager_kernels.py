@@ -88,7 +88,8 @@ class SchemaChecks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         aliased = {_storage(tensor): name for name, _, aliases, tensor in named if not aliases}
         for returned in pytree.tree_leaves(result):
             lent = aliased.get(_storage(returned)) if isinstance(returned, Tensor) else None
-            if lent is not None and _owns_memory(func):
+            # (ATen's own `reshape` and its like return memory of an argument or not, unsaid.)
+            if lent is not None and func.namespace not in ("aten", "prim", "prims"):
                 raise RuntimeError(
                     f"{func} returned memory of its argument {lent!r}, which its schema does not "
                     f"say: {func._schema}"
@@ -108,12 +109,6 @@ def _tensors(
             if isinstance(value, Tensor) and value.layout is torch.strided and _storage(value):
                 writes = alias is not None and alias.is_write
                 yield argument.name, writes, alias is not None, value
-
-
-def _owns_memory(func: OpOverload) -> bool:
-    """Whether no result may lie in an argument's memory. (ATen's own `reshape` and its like return
-    one or the other, and say neither.)"""
-    return func.namespace not in ("aten", "prim", "prims")
 
 
 def _dense(tensor: Tensor) -> Tensor:

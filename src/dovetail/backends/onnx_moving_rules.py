@@ -55,10 +55,6 @@ def _same(w: ModelWriter, node: Node) -> str:
     return w.emit("Identity", w.of(first, first.meta["val"].dtype))
 
 
-def _converted(w: ModelWriter, node: Node) -> str:
-    return w.emit("Identity", w.of(node.args[0], node.meta["val"].dtype))
-
-
 def _kept(w: ModelWriter, node: Node) -> tuple[str, list[int]]:
     """The name and shape of the first argument, in its own dtype."""
     first = node.args[0]
@@ -70,10 +66,6 @@ def _permuted(w: ModelWriter, node: Node) -> str:
     x, shape = _kept(w, node)
     order = [d % len(shape) for d in arguments_of(node)["dims"]]
     return w.emit("Transpose", x, perm=order)
-
-
-def _expanded(w: ModelWriter, node: Node) -> str:
-    return w.emit("Expand", _kept(w, node)[0], ints(w, shape_of(node)))
 
 
 def _sliced(w: ModelWriter, node: Node) -> str:
@@ -131,9 +123,15 @@ MOVING: Mapping[str, Rule] = {
         _reshaped,
     ),
     **named("clone.default alias.default detach.default lift_fresh_copy.default", _same),
-    **named("_to_copy.default", _converted),
+    **named(
+        "_to_copy.default",
+        lambda w, node: w.emit("Identity", w.of(node.args[0], node.meta["val"].dtype)),
+    ),
     **named("permute.default", _permuted),
-    **named("expand.default", _expanded),
+    **named(
+        "expand.default",
+        lambda w, node: w.emit("Expand", _kept(w, node)[0], ints(w, shape_of(node))),
+    ),
     **named("slice.Tensor", _sliced),
     **named("select.int", _selected),
     **named("cat.default", _concatenated),

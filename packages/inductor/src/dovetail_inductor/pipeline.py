@@ -25,7 +25,6 @@ from dovetail_inductor.options import InductorOptions
 from dovetail_inductor.products.choose_attention import choose_attention
 from dovetail_inductor.products.choose_products import Tuner, choose_products
 from dovetail_inductor.products.computed_operands import compute_operands
-from dovetail_inductor.products.computed_rows import compute_rows, part_rows
 from dovetail_inductor.products.few_rows import multiply_few_rows, read_early
 from dovetail_inductor.products.unpadded import write_unpadded
 from dovetail_inductor.scheduler.cleanup import remove_dead, sort_reductions, split_divisions
@@ -171,15 +170,12 @@ def to_kernels(
     # While kernels that may follow a product in one kernel have launches of their own: first what
     # needs no measuring.
     kernels = passes.run("write_unpadded", lambda: write_unpadded(kernels, options))
-    kernels = passes.run("part_rows", lambda: part_rows(kernels, options))
     kernels = passes.run("compute_operands", lambda: compute_operands(kernels, options))
     if tuner is not None:
         kernels = passes.run("choose_products", lambda: choose_products(kernels, options, tuner))
         kernels = passes.run("choose_attention", lambda: choose_attention(kernels, options, tuner))
     else:
         kernels = passes.run("multiply_few_rows", lambda: multiply_few_rows(kernels, options))
-    # After products have their tiles, which tell whether making the row pays.
-    kernels = passes.run("compute_rows", lambda: compute_rows(kernels))
     # After fusion, which compares whole loops, and after what follows a product has joined it.
     kernels = passes.run("unroll_parts", lambda: unroll_parts(kernels, options))
     # After fusion, which takes what depends on one another; before memory, as kernels move.

@@ -61,7 +61,7 @@ class _Watch:
     def settles(self, now: dict[int, int]) -> bool:
         """Note a further call; is it clear by now which inputs move?"""
         known = self.moving
-        self.moving = _differing(self.places, now)
+        self.moving = frozenset(i for i, place in now.items() if self.places.get(i) != place)
         self.places = now
         self.calls += 1
         return not self.moving or self.moving == known or self.calls >= _MOST_WATCHED
@@ -318,10 +318,6 @@ def reason_against(timing: Timing) -> str | None:
 
 def _addresses(inputs: tuple[Input, ...]) -> dict[int, int]:
     return {i: address(v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)}
-
-
-def _differing(before: dict[int, int], now: dict[int, int]) -> frozenset[int]:
-    return frozenset(i for i, place in now.items() if before.get(i) != place)
 
 
 def shape_key(inputs: Iterable[Input]) -> tuple[Any, ...]:

@@ -97,14 +97,10 @@ def _is_known_to_fit(checked: data_errors.CheckedIndex) -> bool:
         index = index.args[0]
     if index.target is not aten.arange.start_step:
         return False
-    first, end = (_value(n) + start for n in index.args[:2])
+    first, end = ((n.meta["val"] if isinstance(n, Node) else n) + start for n in index.args[:2])
     step = index.args[2] if len(index.args) > 2 else 1
     goes_up = type(step) is int and step > 0
     return goes_up and _is_certain(first >= 0) and _is_certain(end <= checked.size)
-
-
-def _value(argument: Any) -> Any:
-    return argument.meta["val"] if isinstance(argument, Node) else argument
 
 
 def _is_certain(relation: Any) -> bool:

@@ -98,16 +98,12 @@ def _others(guards: GuardSet, view: FrameView) -> dict[Source, Any]:
             seen = evaluate(clause.source, view)
             if clause.is_met_by(seen) or type(seen) is not clause.kind:
                 continue
-            if _code_of(seen) is clause.code:
+            if (seen.__code__ if isinstance(seen, FunctionType) else None) is clause.code:
                 found[clause.source] = seen
     return {source: obj for source, obj in found.items() if found.keys().isdisjoint(_bases(source))}
 
 
 _REPLACED = (torch.nn.Module, torch.Tensor, FunctionType)
-
-
-def _code_of(obj: Any) -> CodeType | None:
-    return obj.__code__ if isinstance(obj, FunctionType) else None
 
 
 def _bases(source: Source) -> Iterator[Source]:

@@ -69,7 +69,9 @@ def _chain(part: Any, total: Node) -> list[Node]:
     node = _unrounded(part)
     if node is None or total.args[0] is total.args[1]:
         return []
-    if list(part.users) != [total] or not _alike(part, total):
+    if list(part.users) != [total] or not (
+        layout_of(part) == layout_of(total) and _dtype(part) is _dtype(total)
+    ):
         return []
     chain: list[Node] = []
     while _accumulates(node):
@@ -108,10 +110,6 @@ def _is_zero(node: Node) -> bool:
         return True
     number = node.args[1] if node.target is aten.full.default else None
     return isinstance(number, int | float) and number == 0
-
-
-def _alike(a: Node, b: Node) -> bool:
-    return layout_of(a) == layout_of(b) and _dtype(a) is _dtype(b)
 
 
 def _dtype(node: Node) -> torch.dtype:

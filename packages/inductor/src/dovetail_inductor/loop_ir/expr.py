@@ -371,6 +371,11 @@ def loads(roots: Iterable[Expr]) -> list[Load]:
     return [node for node in walk(roots) if isinstance(node, Load)]
 
 
+def direct_loads(roots: Iterable[Expr]) -> list[Load]:
+    """The loads below `roots` that nothing else decides on."""
+    return [x for x in loads(roots) if x.mask is None and not x.index.indirects()]
+
+
 def divisors(index: Index) -> set[tuple[Var, int]]:
     """The `(variable, n)` of every division or remainder of a plain variable by `n`."""
     found: set[tuple[Var, int]] = set()

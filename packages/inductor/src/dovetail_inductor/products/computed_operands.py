@@ -16,7 +16,7 @@ from dovetail_inductor.loop_ir.index import Index, Var, constant, linear, variab
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, LoopNest, Strided
 from dovetail_inductor.loop_ir.sizes import any_symbolic
 from dovetail_inductor.options import InductorOptions
-from dovetail_inductor.products.few_rows import multiply_few_rows, one_row_tiles
+from dovetail_inductor.products.few_rows import multiply_few_rows, tiles_by_threads
 from dovetail_inductor.products.find_products import OPERATORS, readers_and_writers
 from dovetail_inductor.scheduler.kernels import (
     CombinedKernel,
@@ -112,11 +112,11 @@ def _tiles(
     inner dimension no more than one at a time where that is read once for all of a tile's."""
     tiles, (k, n) = product.tiles, product.right.shape
     operand = next(iter(computed.values()))
-    if tiles.m == 1 and tiles.parts == 1:
-        return one_row_tiles(n, k, operand.bits(buffers))
+    if tiles.by_threads:
+        return tiles_by_threads((tiles.m, n, k), operand.bits(buffers), len(product.rights))
     depth = max(tiles.k, LEAST_DEPTH * operand.in_one)
     group = operand.inner[-1].size
-    if tiles.m > 1 and len(operand.inner) > 1 and group % LEAST_DEPTH == 0:
+    if len(operand.inner) > 1 and group % LEAST_DEPTH == 0:
         while group % (depth // operand.in_one):
             depth //= 2
     return replace(tiles, k=depth)
@@ -138,7 +138,7 @@ def _computable(graph: KernelGraph) -> Iterator[tuple[str, ComputedOperand]]:
             continue
         if right.buffer not in writer or any_symbolic((*right.shape, *right.stride, right.offset)):
             continue
-        if not all(_is_right(graph.steps[at], right.buffer) for at in readers[right.buffer]):
+        if not all(_is_right(graph.steps[at], right) for at in readers[right.buffer]):
             continue
         nest = _alone(graph.builder, graph.steps[writer[right.buffer]], right.buffer)
         if nest is None or nest.reads() & overwritten:
@@ -148,13 +148,13 @@ def _computable(graph: KernelGraph) -> Iterator[tuple[str, ComputedOperand]]:
             yield right.buffer, operand
 
 
-def _is_right(step: Step, buffer: str) -> bool:
-    """Whether a step is a product that reads a buffer as its right matrix only."""
+def _is_right(step: Step, right: Strided) -> bool:
+    """Whether a step is a product that reads this matrix as its right one, and nothing else of its
+    buffer."""
     if not isinstance(step, ExternCall) or step.op not in OPERATORS:
         return False
-    return [tensor.buffer for tensor in step.tensors()].count(buffer) == 1 and (
-        isinstance(step.args[-1], Strided) and step.args[-1].buffer == buffer
-    )
+    reads = [tensor.buffer for tensor in step.tensors()].count(right.buffer)
+    return reads == 1 and step.args[-1] == right
 
 
 def _alone(builder: Builder, step: Step, buffer: str) -> LoopNest | None:
@@ -200,11 +200,17 @@ def _at_rows_and_columns(
     split = split_divisions(builder, replace(moved, vars=(columns, inner), index=place))
     sizes = [var.size for var in split.vars]
     wide = next(n for n in range(len(sizes) + 1) if prod(sizes[:n]) == width)
-    return _unrolled(builder, split.body, split.vars[:wide], split.vars[wide:], nest)
+    found = split.vars[:wide], split.vars[wide:]
+    return _unrolled(builder, split.body, *found, right.offset, nest)
 
 
 def _unrolled(
-    builder: Builder, body: Expr, columns: tuple[Var, ...], inner: tuple[Var, ...], nest: LoopNest
+    builder: Builder,
+    body: Expr,
+    columns: tuple[Var, ...],
+    inner: tuple[Var, ...],
+    offset: int,
+    nest: LoopNest,
 ) -> ComputedOperand | None:
     """The operand, of neighbours along the inner dimension that are made of the same memory each by
     itself."""
@@ -218,7 +224,7 @@ def _unrolled(
         bodies = [_at(builder, body, last, number) for number in range(last.size)]
     if not inner or prod(v.size for v in inner) < LEAST_DEPTH:
         return None
-    return ComputedOperand(tuple(bodies), inner, columns, nest.after, nest.origin)
+    return ComputedOperand(tuple(bodies), inner, columns, offset, nest.after, nest.origin)
 
 
 def _at(builder: Builder, body: Expr, var: Var, number: int) -> Expr:

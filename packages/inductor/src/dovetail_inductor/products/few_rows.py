@@ -10,7 +10,9 @@ and 1.05 of the library's time, in the mean 0.86 of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import TypeVar
 
 from dovetail_inductor.loop_ir.loops import ExternCall, Strided
 from dovetail_inductor.options import Gpu, InductorOptions
@@ -37,9 +39,12 @@ from dovetail_inductor.scheduler.kernels import (
     ProductTiles,
     Step,
     covering,
+    power_of_two,
 )
 from dovetail_inductor.scheduler.lifetimes import writes_of
 from dovetail_inductor.scheduler.memory import MemoryPlan
+
+S = TypeVar("S", bound=Step)
 
 MOST_ROWS = 32
 # By weights that are kept in fewer bits, which for the library would be written and read again: on
@@ -66,13 +71,12 @@ WIDE_TILES, TILES_OF_64 = ProductTiles(128, 64, 64, 4, 3), ProductTiles(64, 64, 
 FEW_INTEGERS, MANY_INTEGERS = ProductTiles(64, 64, 128, 4, 5), ProductTiles(128, 128, 128, 4, 3)
 # Programs on each multiprocessor, below which the former are cut in parts.
 EACH = 1.5
-# Of one row, by the bits of weights: how deep a tile is at most, how many columns a program has and
-# how many numbers of the row a thread multiplies at least.
-ROW_TILES = ((4, 8192, 8, 16), (64, 8192, 2, 32))
-# Bytes of weights to be read before the row is there: as many as two of 8192 x 2048 in 4 bits have,
-# with scales. Of more, what the kernel before reads would come later: all of it waits for a norm's
-# row (an H100, decoding.py).
-MOST_EARLY = 18 << 20
+# Threads multiply one row, and up to so many by weights of few bits, for others tensor cores are
+# faster (decoding.py with 8 rows on an H200: int4 8.3 -> 2.3 ms by threads, but int8 1.6 -> 1.9 and
+# bfloat16 1.4 -> 2.0). A program multiplies whole columns, of so many numbers at most.
+ROWS_BY_THREADS, FEW_BITS, MOST_DEPTH = 8, 4, 32768
+# How many numbers of its columns a thread has, of one row by weights of 8 and more bits, and else.
+NUMBERS, MORE_NUMBERS = 64, 128
 
 
 def multiply_few_rows(
@@ -95,51 +99,53 @@ def multiply_few_rows(
         few_bits = computed[right.buffer].bits(graph.buffers) <= 8
         return has_few_rows(call, graph, options, MOST_ROWS_BY_FEW_BITS if few_bits else MOST_ROWS)
 
+    def tiles_of(work: Product | ProductGroup | DualProduct) -> ProductTiles:
+        first = work if isinstance(work, Product) else work.members[0]
+        operand = (computed or {}).get(first.operands[1].buffer)
+        return _tiles_of(work, options, 16 if operand is None else operand.bits(graph.buffers))
+
     products = find_products(graph, ours)
     forms: list[Form] = []
     taken: set[int] = set()
     for dual in find_duals(products):
-        tiles = _tiles_of(dual, options)
+        tiles = tiles_of(dual)
         # Of each of two: a program reads as much as of one that is twice as wide.
-        each = replace(tiles, n=max(min(16, tiles.m), tiles.n // 2))
+        each = tiles if tiles.by_threads else replace(tiles, n=max(16, tiles.n // 2))
         form = dual.in_one(each) if tiles.parts == 1 else None
         if form is not None:
             forms.append(form)
             taken |= dual.positions
     products = [p.without(taken) for p in products if p.position not in taken]
     for group in find_groups(products, computed):
-        tiles = _tiles_of(group, options)
+        tiles = tiles_of(group)
         if tiles.parts == 1:
             forms.append(group.form(tiles))
             taken |= {p.position for p in group.members}
     for product in products:
         if product.position not in taken:
-            tiles = _tiles_of(product, options)
+            tiles = tiles_of(product)
             form = product.in_one(tiles) if tiles.parts == 1 else product.in_parts(tiles)
             forms += [] if form is None else [form]
     return with_forms(graph, forms) if forms else graph
 
 
 def read_early(graph: KernelGraph, memory: MemoryPlan) -> KernelGraph:
-    """Let products behind kernels that are none, or that make the row themselves, read weights
-    which no launch writes before those kernels have ended, which keep the memory less busy."""
+    """Let products of one row read weights which no launch writes before the launches before have
+    ended."""
     written = set(memory.written_over.values()).union(*map(writes_of, graph.steps))
+
     steps: list[Step] = []
     for step in graph.steps:
-        if isinstance(step, ProductKernel) and (
-            step.row is not None or not (steps and _multiplies(steps[-1]))
-        ):
-            weights = step.reads_right()
-            size = sum(graph.buffers[name].nbytes for name in weights)
-            early = size <= MOST_EARLY and weights.isdisjoint(written)
-            step = replace(step, tiles=replace(step.tiles, early=early))
-        steps.append(step)
+        if isinstance(step, CombinedKernel):
+            step = replace(step, kernels=tuple(_early(k, written) for k in step.kernels))
+        steps.append(_early(step, written))
     return replace(graph, steps=tuple(steps))
 
 
-def _multiplies(step: Step) -> bool:
-    own = step.kernels if isinstance(step, CombinedKernel) else (step,)
-    return any(isinstance(kernel, ProductKernel) for kernel in own)
+def _early(step: S, written: AbstractSet[str]) -> S | ProductKernel:
+    if isinstance(step, ProductKernel) and step.reads_right().isdisjoint(written):
+        return replace(step, tiles=replace(step.tiles, early=True))
+    return step
 
 
 def has_few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions, most: int) -> bool:
@@ -166,22 +172,30 @@ def has_few_rows(call: ExternCall, graph: KernelGraph, options: InductorOptions,
     return in_rows and aligned and gpu.descriptors
 
 
-def _tiles_of(work: Product | ProductGroup | DualProduct, options: InductorOptions) -> ProductTiles:
+def _tiles_of(
+    work: Product | ProductGroup | DualProduct, options: InductorOptions, bits: float
+) -> ProductTiles:
     first = work if isinstance(work, Product) else work.members[0]
     _, m, n, k = work.sizes
     if first.call.op == OF_INTEGERS:
         return integer_tiles(work.sizes, options.gpu_of(first.out.device))
-    if m == 1 and first.operands[1].stride[0] == 1:
-        return one_row_tiles(n, k)
+    most = ROWS_BY_THREADS if bits <= FEW_BITS else 1
+    if m <= most and first.operands[1].stride[0] == 1 and k <= MOST_DEPTH:
+        return tiles_by_threads((m, n, k), bits, 2 if isinstance(work, DualProduct) else 1)
     return tiles_for(work.sizes, options.gpu_of(first.out.device))
 
 
-def one_row_tiles(n: int, k: int, bits: float = 16) -> ProductTiles:
-    """The tiles for one row, by columns each of which is dense in memory, of so many bits."""
-    most, columns, numbers = next(rule for own, *rule in ROW_TILES if bits <= own)
-    depth = min(covering(k), most)
-    warps = max(1, min(8, depth // (32 * numbers)))
-    return ProductTiles(1, min(covering(n), columns), depth, warps, 1)
+def tiles_by_threads(
+    sizes: tuple[int, int, int], bits: float = 16, rights: int = 1
+) -> ProductTiles:
+    """The tiles for products of (m, n, k), with m of `ROWS_BY_THREADS` at most, by columns each of
+    which is dense in memory, of so many bits, and of so many right matrices."""
+    m, n, k = sizes
+    depth = covering(k)
+    warps = 4 if depth <= 4096 else 8
+    numbers = NUMBERS if m == 1 and bits > FEW_BITS else MORE_NUMBERS
+    columns = min(16, max(1, numbers * 32 * warps // (depth * rights)))
+    return ProductTiles(power_of_two(m), min(covering(n), columns), depth, warps, 1)
 
 
 def tiles_for(sizes: tuple[int, int, int, int], gpu: Gpu) -> ProductTiles:

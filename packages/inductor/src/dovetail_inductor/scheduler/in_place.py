@@ -135,7 +135,10 @@ def _may_take(graph: KernelGraph, accesses: _Accesses, name: str, source: str) -
     for position in accesses.readers.get(source, ()):
         step = graph.steps[position]
         # (A library call's result may be a view of what it reads.)
-        if position > written or (isinstance(step, ExternCall) and not _makes_new(step)):
+        if position > written or (
+            isinstance(step, ExternCall)
+            and not (step.out_variant or step.op.partition(".")[0] in MAKES_NEW)
+        ):
             return False
     step = graph.steps[written]
     beside = (
@@ -145,10 +148,6 @@ def _may_take(graph: KernelGraph, accesses: _Accesses, name: str, source: str) -
         return False
     nest = next(n for n in writer.nests if n.buffer == name)
     return source not in writer.reads() or is_read_only_where_written(writer, nest, source)
-
-
-def _makes_new(call: ExternCall) -> bool:
-    return call.out_variant or call.op.partition(".")[0] in MAKES_NEW
 
 
 _Check = int | tuple[int, int, bool]

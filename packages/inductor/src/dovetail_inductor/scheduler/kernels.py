@@ -110,6 +110,11 @@ class ProductTiles:
     apart: bool = False
     early: bool = False
 
+    @property
+    def by_threads(self) -> bool:
+        """Whether threads multiply, as for few rows, and no tensor cores."""
+        return self.m < 16
+
     def programs_for(self, m: int, n: int) -> int:
         """How many tiles a matrix of m x n has."""
         return -(-m // self.m) * -(-n // self.n)
@@ -122,21 +127,28 @@ class ProductTiles:
         return text + (" TMA" if self.descriptors else "")
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def covering(size: int) -> int:
     """The shortest side of a tile that is worth using and covers `size`."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, power_of_two(size))
 
 
 @dataclass(frozen=True)
 class ComputedOperand:
     """A right matrix that a product computes itself, as weights of the numbers that they are kept
     as: its elements (u*i + j, n) are `bodies[j]`, of which there are u, at the point i of the loops
-    `inner` and n of the loops `columns`. `origin` is the FX node that makes it.
+    `inner` and n of the loops `columns`. `offset` is where it would begin in its buffer, and a
+    product may have some of its columns; `origin` is the FX node that makes it.
     """
 
     bodies: tuple[Expr, ...]
     inner: tuple[Var, ...]
     columns: tuple[Var, ...]
+    offset: int
     after: frozenset[str]  # as of a `LoopNest`
     origin: str
 
@@ -189,9 +201,7 @@ class ProductKernel:
     (the batch, or the parts of k, or nothing), (m) and (n); its nests find the sums of products
     where they load from `sums`, which is no memory. `others` are further right matrices of the
     same shape and strides, by which the left one is multiplied besides, with the names of their
-    sums. Right matrices in `computed`, by their buffers, are in no memory, nor is a left one that
-    `row` makes: loops along its one row, for every program (the first of which stores what else
-    they make).
+    sums. Right matrices in `computed`, by their buffers, are in no memory.
     """
 
     name: str
@@ -203,7 +213,6 @@ class ProductKernel:
     tiles: ProductTiles
     others: tuple[tuple[Strided, str], ...] = ()
     computed: Mapping[str, ComputedOperand] = field(default_factory=dict)
-    row: FusedKernel | None = None
 
     @property
     def rights(self) -> tuple[tuple[Strided, str], ...]:
@@ -223,22 +232,16 @@ class ProductKernel:
     @property
     def internal(self) -> frozenset[str]:
         """Buffers that need no memory."""
-        return frozenset().union(*(kernel.internal for kernel in self.kernels))
-
-    @property
-    def kernels(self) -> tuple[FusedKernel, ...]:
-        """The loops that it computes beside the sums."""
-        return (self.epilogue,) if self.row is None else (self.row, self.epilogue)
+        return self.epilogue.internal
 
     def writes(self) -> set[str]:
         """Names of the buffers written, internal ones included."""
-        return set().union(*(kernel.writes() for kernel in self.kernels))
+        return self.epilogue.writes()
 
     def reads(self) -> set[str]:
         """Names of the buffers read that others wrote."""
         sums = {name for _, name in self.rights}
-        left = {self.left.buffer} if self.row is None else self.row.reads()
-        return (self.epilogue.reads() - sums) | left | self.reads_right()
+        return (self.epilogue.reads() - sums) | {self.left.buffer} | self.reads_right()
 
     def as_text(self) -> str:
         """Readable form."""
@@ -246,7 +249,7 @@ class ProductKernel:
         texts = " and ".join(f"{o.buffer}{list(o.shape)}" for o in operands)
         head = f"product {self.name} of {texts} in {self.tiles.as_text()}"
         parts = [operand.as_text(name) for name, operand in self.computed.items()]
-        body = "\n".join([*parts, *(kernel.as_text() for kernel in self.kernels)])
+        body = "\n".join([*parts, self.epilogue.as_text()])
         return head + "\n" + "\n".join("  " + line for line in body.splitlines())
 
 

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from dovetail_capture.interpreter.session.session import Session
 
 
-def _is_of_numpy(real: Any) -> bool:
-    return type(real).__module__ == "numpy"  # (NumPy's own functions are of classes of its own)
-
-
 def call(
     session: Session, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> Any:
@@ -37,7 +33,9 @@ def call(
     one."""
     named = kwargs or {}
     numpy = sys.modules.get("numpy")
-    if numpy is None or not any(map(_is_of_numpy, (function, *args, *named.values()))):
+    if numpy is None or not any(
+        map(lambda real: type(real).__module__ == "numpy", (function, *args, *named.values()))
+    ):
         return function(*args, **named)
     try:
         with numpy.errstate(all="raise"):

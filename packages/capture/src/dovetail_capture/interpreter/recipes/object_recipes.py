@@ -271,7 +271,10 @@ def _leaf(rebuilder: Rebuilder, item: TensorValue, make: Callable[..., Any]) -> 
         nodes = [item.node, *rebuilder.vm.session.effects.left_nodes.get(id(item), ())]
         for user in (user for node in nodes for user in node.users):
             made = pytree.tree_leaves(user.meta.get("val"))
-            if any(_needs_gradient(part) and part is not item.fake for part in made):
+            if any(
+                (isinstance(part, torch.Tensor) and part.requires_grad) and part is not item.fake
+                for part in made
+            ):
                 born = rebuilder.vm.session.effects.made_leaves[id(item)]
                 raise CannotRebuild("a leaf made here, and what is computed with it", born)
     recorder = rebuilder.vm.session.recorder
@@ -326,7 +329,3 @@ def _sum(session: Session, expr: Expr) -> r.Recipe | None:
                 part = r.CallFunction(r.Const(operator.mul), (part, r.Const(factor)))
         total = part if total is None else r.CallFunction(r.Const(operator.add), (total, part))
     return total
-
-
-def _needs_gradient(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

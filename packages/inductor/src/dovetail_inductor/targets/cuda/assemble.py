@@ -97,10 +97,10 @@ def assemble(
     text, parameters, tiling = body.text, body.parameters, body.tiling
     dependent = dependent and hint_of(programs) <= MOST_DEPENDENT
     if dependent:
-        wait = "" if WAIT in text else f"{WAIT}\n"
+        wait = "" if WAIT in functions + text else f"{WAIT}\n"
         text = f"    gdc_launch_dependents()\n{wait}{text}"
     else:
-        text = text.replace(f"{WAIT}\n", "")
+        text, functions = (part.replace(f"{WAIT}\n", "") for part in (text, functions))
     symbols = names_in(text)
     types = parameter_types(parameters, buffers)
     signature = (

@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass
 
 from dovetail_inductor.loop_ir.loops import Strided
+from dovetail_inductor.scheduler.kernels import power_of_two
 from dovetail_inductor.targets.cuda.attention_text import LOG2_E, AttentionText
-from dovetail_inductor.targets.cuda.tiling import Axis, Tiling, power_of_two
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 
 ROWS = 16  # of a product of tiles, at least; those that are none are computed as the last one is
 MOST_SEEN = 4096  # elements of a mask that a program looks at before it reads keys

@@ -14,9 +14,10 @@ from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
+from dovetail_inductor.scheduler.kernels import power_of_two
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel, KernelBody, assemble
 from dovetail_inductor.targets.cuda.body import Lines, Reads, ScoreEmitter
-from dovetail_inductor.targets.cuda.tiling import Axis, Tiling, power_of_two
+from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
 LOG2_E = "1.4426950408889634"

@@ -9,7 +9,7 @@ length, which is split, or joined before it is written, they are as fast as any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -61,16 +61,14 @@ def define_axis(
         return
     if axis.block == 1:  # a number and no block: what depends on it alone is computed once
         lines.add(f"{name} = {start}")
-    elif axis.name == "r" and tiling.folds > 1:
+    elif axis.form or (axis.name == "r" and tiling.folds > 1):
         width = axis.block // tiling.folds
-        lines.add(
-            f"{name} = {start} + {width} * tl.arange(0, {tiling.folds})[:, None] "
-            f"+ tl.arange(0, {width})[None, :]"
-        )
+        places = places_of(axis.form or ((tiling.folds, width), (width, 1)))
+        lines.add(f"{name} = {start} + {places}")
         if wide:
             lines.add(f"{name} = {name}.to(tl.int64)")
     else:
-        spread = "" if len(tiling.axes) == 1 else _shape_of(tiling, position)
+        spread = "" if len(tiling.axes) == 1 else _spread(position, len(tiling.axes))
         in_64_bits = ".to(tl.int64)" if wide else ""
         lines.add(f"{name} = {start} + tl.arange(0, {axis.block}){spread}{in_64_bits}")
     if axis.masked:
@@ -95,9 +93,18 @@ def doubled(tiling: Tiling) -> Tiling:
     return replace(tiling, axes=(*axes, Axis(f"{last.name}2", pairs, 2 * last.block, last.whole)))
 
 
-def _shape_of(tiling: Tiling, position: int) -> str:
-    rank = len(tiling.axes)
+def _spread(position: int, rank: int) -> str:
     return "[" + ", ".join(":" if i == position else "None" for i in range(rank)) + "]"
+
+
+def places_of(form: Sequence[tuple[int, int]]) -> str:
+    """The text of a block's places along an axis that has such a `form`."""
+    terms = [
+        f"{'' if step == 1 else f'{step} * '}tl.arange(0, {length}){_spread(dimension, len(form))}"
+        for dimension, (length, step) in enumerate(form)
+        if length > 1
+    ]
+    return " + ".join(terms or ["0"])
 
 
 def scaled(number: str, factor: int) -> str:

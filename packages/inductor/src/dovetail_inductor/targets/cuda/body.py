@@ -105,7 +105,7 @@ class BodyEmitter:
 
     def constant(self, value: Scalar, dtype: torch.dtype) -> str:
         """A typed one-element block."""
-        return literal(value, dtype, len(self.tiling.axes))
+        return literal(value, dtype, self.tiling.rank)
 
     def index_value(self, index: Index, dtype: torch.dtype, read: Callable[[Expr], str]) -> str:
         """An index as a value."""
@@ -174,7 +174,7 @@ class BodyEmitter:
 
     def _given(self, load: Load, mask: str | None) -> str:
         """An element that the launch passes: an integer, or the bits of a float64."""
-        ones = ", ".join(["1"] * len(self.tiling.axes))
+        ones = ", ".join(["1"] * self.tiling.rank)
         value = f"tl.full([{ones}], {self.reads.parameter(load.buffer)}, tl.int64)"
         if load.dtype.is_floating_point:
             value += ".to(tl.float64, bitcast=True)"
@@ -249,7 +249,7 @@ class BodyEmitter:
         text = " + ".join(parts)
         if not index.terms:  # a plain number is no block
             wide = self.wide or is_symbolic(index.const)  # which may be a float's bits
-            return literal(index.const, torch.int64 if wide else torch.int32, len(self.tiling.axes))
+            return literal(index.const, torch.int64 if wide else torch.int32, self.tiling.rank)
         return text
 
     def _atom(self, atom: Var | FloorDiv | Mod | Indirect, read: Callable[[Expr], str]) -> str:

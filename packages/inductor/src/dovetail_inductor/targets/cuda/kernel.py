@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import ClassVar
 
 from dovetail_inductor.kernel_names import operators_of
-from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
+from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, direct_loads, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.loop_ir.sizes import any_symbolic, is_symbolic
+from dovetail_inductor.loop_ir.sizes import any_symbolic, hint_of, is_symbolic
 from dovetail_inductor.scheduler.kernels import FusedKernel
 from dovetail_inductor.targets.cuda.assemble import (
     EmittedKernel,
@@ -47,7 +47,7 @@ from dovetail_inductor.targets.cuda.passes import (
     subtracted_in,
 )
 from dovetail_inductor.targets.cuda.quotients import rough_quotients, stores_narrow
-from dovetail_inductor.targets.cuda.tiling import Tiling, choose
+from dovetail_inductor.targets.cuda.tiling import MULTIPROCESSORS, Tiling, choose
 
 
 def emit_kernel(
@@ -122,6 +122,10 @@ class Emission:
                 self._phase(nests)
         else:
             self.row_memo = self.now.memo  # all is computed at one place
+            if hint_of(self.tiling.programs) <= MULTIPROCESSORS:  # none hides another's waiting
+                whole = (n.body for n in self.kernel.nests if self.kernel.is_full(n))
+                there = (x for x in direct_loads(whole) if x.buffer not in self.kernel.writes())
+                interpret([*there], self._emitter(), self.now.memo)
             for nest in self.kernel.nests:
                 self._in_one_block(nest)
         return self._body(self._kind())
@@ -138,13 +142,6 @@ class Emission:
         for nest in self.kernel.nests:
             self._row(nest)
         return self._body("product")
-
-    def values_at(self, starts: Sequence[str], values: Sequence[Expr]) -> list[str]:
-        """Values at the tile that begins at `starts` along the axes, of which numbers that a tile
-        has only one of are such, no blocks."""
-        for position, start in enumerate(starts):
-            define_axis(self.lines, self.tiling, self.wide, position, start, numbers=True)
-        return interpret(values, self._emitter(), {})
 
     def _body(self, kind: str) -> KernelBody:
         return KernelBody(

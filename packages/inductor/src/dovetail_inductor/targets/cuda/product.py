@@ -21,6 +21,7 @@ from dovetail_inductor.loop_ir.loops import Buffer, Strided
 from dovetail_inductor.loop_ir.ops import EIGHT_BIT_FLOATS
 from dovetail_inductor.scheduler.kernels import ProductKernel, ProductTiles
 from dovetail_inductor.targets.cuda.assemble import (
+    WAIT,
     EmittedKernel,
     KernelBody,
     assemble,
@@ -32,12 +33,13 @@ from dovetail_inductor.targets.cuda.descriptors import Described, described
 from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.right_tiles import (
     MIDDLE_LINE,
+    TilePlace,
     address,
-    computed_tiles,
-    depth_of,
+    in_one_of,
     numbered,
+    read_tiles,
 )
-from dovetail_inductor.targets.cuda.row_product import multiply_row
+from dovetail_inductor.targets.cuda.row_product import multiply_rows
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
@@ -103,6 +105,8 @@ def emit_products(
     unlike = any(p.tiles.programs or p.tiles.descriptors or p.others for p in products)
     assert not unlike, "not side by side"
     texts = [product_text(product, buffers) for product in products]
+    if not all(WAIT in text.multiply for text in texts):  # then all of them wait first
+        texts = [replace(t, multiply=t.multiply.replace(f"{WAIT}\n", "")) for t in texts]
     loops = {_loop_of(text, buffers): number for number, text in reversed([*enumerate(texts)])}
     functions, parameters = "", [*texts[0].use.parameters[:1]]
     choosing, using = ["    pid = tl.program_id(0)"], []
@@ -151,7 +155,7 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
     tiling = Tiling((*z, y, x), False, False, tiles.warps, tiles.stages)
     emission = Emission(product.epilogue, buffers, tiling)
     # (The first parameter is one that products of the same left matrix have in common.)
-    emission.parameter(product.left.buffer if product.row is None else min(product.row.reads()))
+    emission.parameter(product.left.buffer)
     pointers = [
         "" if right.buffer in product.computed else emission.parameter(right.buffer)
         for right, _ in product.rights
@@ -163,15 +167,13 @@ def product_text(product: ProductKernel, buffers: Mapping[str, Buffer]) -> Produ
         multiply.add(MIDDLE_LINE)
     if tiles.descriptors:
         _multiply_described(before, multiply, product, buffers, pointers)
-    elif tiles.m == 1:
-        multiply_row(multiply, product, pointers, emission)
+    elif tiles.by_threads:
+        multiply_rows(multiply, product, pointers, emission)
     else:
         _multiply(multiply, product, pointers, emission)
     operands = len(emission.parameters)
     _place(emission.lines, tiling.axes, tiles.parts, ENDED if tiles.programs else "pid")
-    starts = [scaled("py", y.block), scaled("px", x.block)]
-    if outer:
-        starts.insert(0, "pz")
+    starts = [*(["pz"] if outer else []), scaled("py", y.block), scaled("px", x.block)]
     given = {}
     for acc, (_, sums) in zip(numbered("acc", product), product.rights, strict=True):
         if not rows and tiles.m > 1:
@@ -222,10 +224,10 @@ def _multiply(
     tiles, left, right = product.tiles, product.left, product.right
     m, k = left.shape[-2:]
     accs, names = numbered("acc", product), numbered("b", product)
-    depth = depth_of(product)
-    turns = 1 if tiles.m > FEW_ROWS and depth.in_one in (2, 4, 8) else depth.in_one
+    in_one = in_one_of(product)
+    turns = 1 if tiles.m > FEW_ROWS and in_one in (2, 4, 8) else in_one
     kind = _zeros(lines, product, emission.buffers)
-    lines.add(f"kk = {depth.positions if turns > 1 else f'tl.arange(0, {tiles.k})'}")
+    lines.add(f"kk = {scaled(f'tl.arange(0, {tiles.k // turns})', turns)}")
     along_m = _along(lines, "am", "py", tiles.m, m, left.stride[-2], "[:, None]")
     if any(pointers):
         along_n = _along(lines, "bn", "px", tiles.n, right.shape[-1], right.stride[-1], "[None, :]")
@@ -255,7 +257,8 @@ def _multiply(
             lines.add(f"{name}_tile = {load(name, along_n, '[:, None]')}")
             rights.append([f"{name}_tile"])
         else:
-            each = computed_tiles(lines, product, own.buffer, depth, emission).tiles
+            place = TilePlace.at(product, own)
+            each = read_tiles(lines, product, own.buffer, place, emission)().tiles
             rights.append([*each] if turns == len(each) else [_side_by_side(tiles, each)])
     for turn in range(turns):
         further = f" + {turn * left.stride[-1]}" if turn else ""

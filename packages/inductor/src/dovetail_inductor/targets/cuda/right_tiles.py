@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from functools import cached_property
 
 import torch
 
-from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load
-from dovetail_inductor.loop_ir.index import constant
+from dovetail_inductor.loop_ir.expr import Apply, Constant, Expr, Load, direct_loads
+from dovetail_inductor.loop_ir.handlers import interpret
+from dovetail_inductor.loop_ir.index import Var, constant
 from dovetail_inductor.loop_ir.loops import LoopNest, Strided
 from dovetail_inductor.scheduler.kernels import FusedKernel, ProductKernel
-from dovetail_inductor.targets.cuda.axes import scaled
+from dovetail_inductor.targets.cuda.axes import define_axis, scaled
 from dovetail_inductor.targets.cuda.body import BodyEmitter, Lines
 from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
+# How weights of one row are read, each once: the row shall stay in the cache that is next.
+ONCE = ', eviction_policy="evict_first"'
 # 1.5 * 2**23 as a number, and as the bits of a float32: what is added to these is added to that.
 MIDDLE, BITS_OF_MIDDLE = 3 << 22, 0x4B400000
 # The bits as a number that the assembler does not know: so `and` and `or` are one instruction. (No
@@ -27,43 +30,31 @@ MIDDLE_LINE = f"{MIDDLE_NAME} = {BITS_OF_MIDDLE} + (p0.to(tl.int64) >> 60).to(tl
 
 
 @dataclass(frozen=True)
-class Depth:
-    """The inner dimension of a tile: `blocks` are the lengths of its axes, `in_one` as of a
-    `ComputedOperand`. A tile for `one_row` has one column, before them, and two of them where
-    scales are shared by groups along the dimension: groups, and what is in one."""
+class TilePlace:
+    """Where a tile of a right matrix lies: its axes and where they begin, and its shape. Of one row
+    numbers are not rounded, and a factor that the last `inner` loops do not change is left out."""
 
-    blocks: tuple[int, ...]
-    in_one: int
-    one_row: bool
+    axes: tuple[Axis, ...]
+    starts: tuple[str, ...]
+    shape: Sequence[int]
+    inner: tuple[Var, ...] = ()
 
-    @property
-    def positions(self) -> str:
-        """The places of what the axes count, from the first one on, as text."""
-        text = f"tl.arange(0, {self.blocks[0]})"
-        if len(self.blocks) > 1:
-            own, inner = self.blocks[1], f"tl.arange(0, {self.blocks[1]})[None, :]"
-            text = f"({text}[:, None] * {own} + {inner})"
-        return scaled(text, self.in_one)
+    @staticmethod
+    def at(product: ProductKernel, right: Strided) -> TilePlace:
+        """The tile at `k` of a right matrix."""
+        operand, tiles = product.computed[right.buffer], product.tiles
+        own = tiles.k // operand.in_one
+        axes = Axis("b0", operand.inner, own), Axis("bn", operand.columns, tiles.n)
+        start = "k" if operand.in_one == 1 else f"k // {operand.in_one}"
+        return TilePlace(axes, (start, column(product, right, 0)), (own, tiles.n))
 
-    @property
-    def starts(self) -> list[str]:
-        """Where the axes begin in the turn of the loop for `k`."""
-        step = self.in_one * prod(self.blocks[1:])
-        return ["k" if step == 1 else f"k // {step}", *("0" for _ in self.blocks[1:])]
 
-    def shape(self, columns: int) -> list[int]:
-        """The shape of a tile, of so many columns where it has more than one."""
-        return [1, *self.blocks] if self.one_row else [*self.blocks, columns]
-
-    def first_column(self, product: ProductKernel, number: int) -> str:
-        """Where a tile begins along the columns: of tiles of one column that with this number."""
-        tiles, n = product.tiles, product.right.shape[-1]
-        start = scaled("px", tiles.n)
-        if not self.one_row:
-            return start
-        # What is beyond the last column is not stored.
-        place = f"{start} + {number}"
-        return f"tl.minimum({place}, {n - 1})" if n % tiles.n else f"({place})"
+def column(product: ProductKernel, right: Strided, number: int) -> str:
+    """The place, as text, of the column of this number in a tile of a computed matrix, of which
+    `right` may be the columns from a later one on."""
+    after = right.offset - product.computed[right.buffer].offset
+    first, start = number + after // right.stride[-1], scaled("px", product.tiles.n)
+    return f"{start} + {first}" if first else start
 
 
 def numbered(name: str, product: ProductKernel) -> list[str]:
@@ -91,38 +82,19 @@ class RightTiles:
     factor: str = ""
 
 
-def depth_of(product: ProductKernel) -> Depth:
-    """The inner dimension of a product's tiles."""
-    length, one_row = product.tiles.k, product.tiles.m == 1
-    if not product.computed:
-        return Depth((length,), 1, one_row)
-    operand = next(iter(product.computed.values()))
-    own = length // operand.in_one
-    group = operand.inner[-1].size
-    apart = one_row and len(operand.inner) > 1 and own % group == 0 and group & group - 1 == 0
-    return Depth((own // group, group) if apart else (own,), operand.in_one, one_row)
+def in_one_of(product: ProductKernel) -> int:
+    """How many neighbours along the inner dimension right matrices have of the same memory."""
+    operand = next(iter(product.computed.values()), None)
+    return 1 if operand is None else operand.in_one
 
 
-def computed_tiles(
-    lines: Lines,
-    product: ProductKernel,
-    name: str,
-    depth: Depth,
-    emission: Emission,
-    column: int = 0,
-) -> RightTiles:
-    """Define, in `lines`, the tiles of the right matrix called `name` at `k` that are multiplied in
-    one turn: of its dtype, or for one row unrounded in float32, and then but for a factor.
-    `emission` is of the kernel; of tiles of one column each it is that of the number `column`."""
+def read_tiles(
+    lines: Lines, product: ProductKernel, name: str, place: TilePlace, emission: Emission
+) -> Callable[[], RightTiles]:
+    """Read, in `lines`, what the tiles of the right matrix called `name` are made of that are
+    multiplied in one turn; what is given makes them of it: of its dtype, or for one row in float32.
+    `emission` is of the kernel."""
     operand, tiles = product.computed[name], product.tiles
-    inner = [operand.inner]
-    if len(depth.blocks) > 1:
-        inner = [operand.inner[:-1], operand.inner[-1:]]
-    axes = [Axis(f"b{i}", inner[i], block) for i, block in enumerate(depth.blocks)]
-    starts = depth.starts
-    at = 0 if depth.one_row else len(axes)
-    axes.insert(at, Axis("bn", operand.columns, 1 if depth.one_row else tiles.n))
-    starts.insert(at, depth.first_column(product, column))
     loops = (*operand.inner, *operand.columns)
     # What it is over says which tensors it reads, and so in how many bits places are counted.
     nests = tuple(
@@ -132,23 +104,28 @@ def computed_tiles(
     own = _OperandEmission(
         FusedKernel(name, loops, (), nests),
         emission.buffers,
-        Tiling(tuple(axes), False, False, tiles.warps, tiles.stages),
+        Tiling(place.axes, False, False, tiles.warps, tiles.stages),
         lines,
         emission.parameters,
     )
-    kind = torch.float32 if depth.one_row else emission.buffers[name].dtype
-    bodies, factor = operand.bodies, None
-    if depth.one_row:
-        bodies, factor = operand.with_factor(inner[-1])
-    values = own.values_at(starts, bodies if factor is None else (*bodies, factor))
-    found = []
-    for value in values[: len(bodies)]:
-        tile = f"tl.broadcast_to({value}, {depth.shape(tiles.n)})"
-        for axis in axes:
-            if axis.masked and axis.name != "bn":  # what is no number must not reach the sums
-                tile = f"tl.where({axis.mask}, {tile}, 0)"
-        found.append(lines.define(f"{tile}.to({TRITON_TYPES[kind]})", "tile"))
-    return RightTiles(tuple(found), values[-1] if factor is not None else "")
+    own.values_at(place.starts, direct_loads(operand.bodies))
+
+    def compute() -> RightTiles:
+        kind = torch.float32 if place.inner else emission.buffers[name].dtype
+        bodies, factor = operand.bodies, None
+        if place.inner:
+            bodies, factor = operand.with_factor(place.inner)
+        values = own.values_at(place.starts, bodies if factor is None else (*bodies, factor))
+        found = []
+        for value in values[: len(bodies)]:
+            tile = f"tl.broadcast_to({value}, {[*place.shape]})"
+            for axis in place.axes:
+                if axis.masked and axis.name != "bn":  # what is no number must not reach the sums
+                    tile = f"tl.where({axis.mask}, {tile}, 0)"
+            found.append(lines.define(f"{tile}.to({TRITON_TYPES[kind]})", "tile"))
+        return RightTiles(tuple(found), values[-1] if factor is not None else "")
+
+    return compute
 
 
 @dataclass(frozen=True)
@@ -184,7 +161,7 @@ class _OperandEmitter(BodyEmitter):
         value = super().load(load, mask, read)
         if load.dtype is not torch.uint8:
             return value
-        word = self.lines.define(f"{value}.to(tl.int32)")
+        word = f"{value}.to(tl.int32)"
         self.bits[word] = _Bits(word)
         return word
 
@@ -233,3 +210,17 @@ class _OperandEmitter(BodyEmitter):
 
 class _OperandEmission(Emission):
     emitter = _OperandEmitter
+
+    @cached_property
+    def _writer(self) -> BodyEmitter:
+        return self._emitter()
+
+    def values_at(self, starts: Sequence[str], values: Sequence[Expr]) -> list[str]:
+        """Values at the tile that begins at `starts` along the axes, of which numbers that a tile
+        has only one of are such, no blocks. What was read before is not read again."""
+        for position, start in enumerate(starts):
+            define_axis(self.lines, self.tiling, self.wide, position, start, numbers=True)
+        return interpret(values, self._writer, self.now.memo)
+
+    def _policy(self, load: Load) -> str | None:
+        return "evict_first" if self.tiling.rank > len(self.tiling.axes) else None

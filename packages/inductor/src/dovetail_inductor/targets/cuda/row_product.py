@@ -1,131 +1,123 @@
-"""A product of one row, multiplied by threads without tensor cores: it takes as long as its weights
-take to be read, if few instructions are spent on each.
+"""Products of one row or a few, multiplied by threads without tensor cores: they take as long as
+their weights take to be read, if few instructions are spent on each.
 
-A thread has many neighbours of a column of weights and of the row, multiplies and adds them up in
-its registers, and only then do threads exchange what they have.
+A warp has columns of weights of its own, or parts of them, and the rows. All weights of a program
+are on their way at once. A thread multiplies and adds up neighbours in its registers, and only then
+exchanges sums with others of its warp: no warp waits for another, but for parts of a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import gcd, prod
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product as pairs
+from math import prod
 
-from dovetail_inductor.loop_ir.loops import Buffer, LoopNest
-from dovetail_inductor.scheduler.kernels import FusedKernel, ProductKernel
+import torch
+
+from dovetail_inductor.scheduler.kernels import ProductKernel
 from dovetail_inductor.targets.cuda.assemble import WAIT
-from dovetail_inductor.targets.cuda.axes import define_axis
+from dovetail_inductor.targets.cuda.axes import places_of, scaled
 from dovetail_inductor.targets.cuda.body import Lines
 from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.right_tiles import (
-    Depth,
+    ONCE,
     RightTiles,
     address,
-    computed_tiles,
-    depth_of,
     numbered,
+    read_tiles,
 )
-from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
+from dovetail_inductor.targets.cuda.row_form import RowForm
+from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
-# What a thread reads of a matrix at once.
-BYTES_AT_ONCE = 16
 _ADD = "dv_add_products"
 
 
-def multiply_row(
+def multiply_rows(
     lines: Lines, product: ProductKernel, pointers: Sequence[str], emission: Emission
 ) -> None:
-    """The sums of one row's tile, as `acc`: a tile is of one column after the other, all of which
-    are on their way at once, before threads wait for one another. `pointers` are the right
-    matrices' that are in memory, and `emission` is of the kernel that computes the others."""
-    tiles, left = product.tiles, product.left
-    k, accs, columns = left.shape[-1], numbered("acc", product), range(tiles.n)
-    depth = depth_of(product)
-    own = prod(depth.blocks)
-    together = _together(product, depth, emission.buffers)
-    count = own // together
-    lines.add(f"kk = ({depth.positions})[None]")
-    for acc in accs:
-        for column in columns:
-            lines.add(f"{acc}_{column} = tl.zeros([{count}], tl.float32)")
-    once = k <= tiles.k
-    lines.add("k = 0" if once else f"for k in range(0, {k}, {tiles.k}):")
-    lines.indent += not once
+    """The sums of a tile, as `acc`. `pointers` are the right matrices' that are in memory, and
+    `emission` is of the kernel that computes the others."""
+    tiles, left, form = product.tiles, product.left, RowForm.of(product, emission.buffers)
+    rows, k = left.shape[-2:]
+    lines.add(f"kk = {places_of(form.along)}")
+    mask = f", (kk < {k // form.in_one}), other=0" if k % tiles.k else ""
+    rights = _read_rights(lines, product, pointers, emission, form, mask)
+    if tiles.early:
+        lines.text.append(WAIT)
 
-    def load(text: str, place: str) -> str:
-        masked = f", ({place} < {k}), other=0" if k % tiles.k else ""
-        return f"tl.load({text}{masked}).to(tl.float32)"
+    def read(row: int) -> list[str]:
+        first, dtype = row * left.stride[-2] + left.offset, emission.buffers[left.buffer].dtype
+        return _neighbours(lines, "p0", "kk", first, dtype, form.in_one, mask)
 
-    rights: list[tuple[str, RightTiles]] = []
-    for column in columns:
+    read_now = read(0)  # before anything waits for weights
+    computed = [(acc, column, compute()) for acc, column, compute in rights]
+    for row in range(rows):
+        read_now = read_now if row == 0 else read(row)
+        for acc, column, right in computed:
+            lines.add(f"{acc}_{column}_{row} = {_added(form, read_now, right)}")
+    for acc in numbered("acc", product):
+        # Of rows beyond the last one nothing is stored.
+        places = pairs(range(form.each), range(tiles.m))
+        names = [f"{acc}_{column}_{min(row, rows - 1)}" for column, row in places]
+        shape = [*form.shape[:3], form.run // form.vector, len(names)]
+        total = f"tl.reshape({_joined(names, prod(shape[:-1]))}, {shape})"
+        for dimension in (3, 2, 0):  # first of threads of a warp
+            total = f"tl.sum({total}, {dimension})"
+        lines.add(f"{acc} = tl.trans(tl.reshape({total}, [{tiles.n}, {tiles.m}]))")
+
+
+def _read_rights(
+    lines: Lines,
+    product: ProductKernel,
+    pointers: Sequence[str],
+    emission: Emission,
+    form: RowForm,
+    mask: str,
+) -> list[tuple[str, int, Callable[[], RightTiles]]]:
+    """Read what all tiles of right matrices are made of; what makes them, by the name of the sums
+    and the number of the columns."""
+    found: list[tuple[str, int, Callable[[], RightTiles]]] = []
+    accs, tile = numbered("acc", product), product.tiles.n
+    for number in range(form.each):
         for acc, pointer, (right, _) in zip(accs, pointers, product.rights, strict=True):
             if pointer:
-                place = ("(k + kk)", depth.first_column(product, column))
-                at_right = address(right, place, right.stride[-2:], False)
-                made = RightTiles((lines.define(load(f"{pointer} + {at_right}", "(k + kk)"), "b"),))
+                column = form.columns_of(number, tile, right.shape[-1])
+                at = address(right, ("kk", column), right.stride[-2:], False)
+                name = lines.define(f"tl.load({pointer} + {at}{mask}{ONCE})", "b")
+                found.append((acc, number, partial(RightTiles, (f"{name}.to(tl.float32)",))))
             else:
-                made = computed_tiles(lines, product, right.buffer, depth, emission, column)
-            rights.append((f"{acc}_{column}", made))
-    if once and tiles.early:
-        lines.text.append(WAIT)
-    row = [f"a{turn}" for turn in range(depth.in_one)]
-    if product.row is not None:
-        whole = _made_row(lines, product, product.row, emission)
-        shape = [*depth.shape(1), *([2] if depth.in_one == 2 else [])]
-        text = f"tl.reshape({whole}, {shape})"
-        lines.add(f"{', '.join(row)} = {f'tl.split({text})' if depth.in_one == 2 else text}")
-    elif depth.in_one == 2:  # both are read at once
-        at = f"((k + kk)[{':, ' * (len(depth.blocks) + 1)}None] + tl.arange(0, 2))"
-        both = load(f"p0 + {address(left, ('0', at), left.stride[-2:], False)}", at)
-        lines.add(f"{', '.join(row)} = tl.split({both})")
-    else:
-        for turn, name in enumerate(row):
-            at = f"(k + kk + {turn})"
-            text = load(f"p0 + {address(left, ('0', at), left.stride[-2:], False)}", at)
-            lines.add(f"{name} = {text}")
-    for acc, made in rights:
-        sums = f"tl.zeros([{count}], tl.float32)" if made.factor else acc
-        for name, tile in zip(row, made.tiles, strict=True):
-            sums = f"{_ADD}({name}, {tile}, {sums}, {own}, {together})"
-        if made.factor:
-            shape = [*depth.shape(1)[:-1], depth.blocks[-1] // together]
-            sums = f"{acc} + tl.reshape(tl.reshape({sums}, {shape}) * {made.factor}, [{count}])"
-        lines.add(f"{acc} = {sums}")
-    lines.indent -= not once
-    for acc in accs:
-        parts = _joined([f"{acc}_{column}" for column in columns], count)
-        lines.add(f"{acc} = tl.sum({parts}, 0)[None, :]")
+                place = form.place(product, right, number)
+                compute = read_tiles(lines, product, right.buffer, place, emission)
+                found.append((acc, number, compute))
+    return found
 
 
-class _RowEmission(Emission):
-    """Emits the loops that make a row, in one block; of what is stored, the first program's."""
-
-    def made(self, name: str) -> str:
-        """The row `name`, as a block with zeros beyond its end."""
-        for position, start in enumerate(("0", "0")):
-            define_axis(self.lines, self.tiling, self.wide, position, start)
-        self.row_memo = self.now.memo
-        for nest in self.kernel.nests:
-            self._in_one_block(nest)
-        axis, value = self.tiling.axes[-1], self.now.full[name]
-        value = f"tl.broadcast_to({value}, {[1, axis.block]})"
-        return f"tl.where({axis.mask}, {value}, 0)" if axis.masked else value
-
-    def _store(self, nest: LoopNest, value: str) -> None:
-        if nest.buffer not in self.kernel.internal:
-            self.lines.add("if pid == 0:")
-            self.lines.indent += 1
-            super()._store(nest, value)
-            self.lines.indent -= 1
+def _added(form: RowForm, row: Sequence[str], right: RightTiles) -> str:
+    """The products of a row and a tile, added up by each thread but for what it reads at once."""
+    sums = f"tl.zeros([{prod(form.shape) // form.vector}], tl.float32)"
+    for name, tile in zip(row, right.tiles, strict=True):
+        whole = f"tl.broadcast_to({name}.to(tl.float32), {[*form.shape]})"
+        sums = f"{_ADD}({whole}, {tile}, {sums}, {prod(form.shape)}, {form.vector})"
+    sums = f"tl.reshape({sums}, {[*form.shape[:-1], form.run // form.vector]})"
+    return f"tl.sum({sums} * {right.factor}, 3)" if right.factor else f"tl.sum({sums}, 3)"
 
 
-def _made_row(lines: Lines, product: ProductKernel, row: FusedKernel, emission: Emission) -> str:
-    """The left matrix of one row, of all of a tile's depth, that the loops of `row` make, as a
-    block in float32. `emission` is of the product's kernel."""
-    tiles = product.tiles
-    axes = (Axis("ax", (), 1), Axis("ar", row.columns, tiles.k))
-    tiling = Tiling(axes, True, False, tiles.warps)
-    own = _RowEmission(row, emission.buffers, tiling, lines, emission.parameters)
-    return f"{lines.define(own.made(product.left.buffer), 'row')}.to(tl.float32)"
+def _neighbours(
+    lines: Lines, pointer: str, at: str, first: int, dtype: torch.dtype, count: int, mask: str
+) -> list[str]:
+    """So many neighbours from `first` and `count` times the places `at` on: read as one word, so
+    that threads read words side by side, or one by one where that is too long."""
+    bits, kind = 8 * dtype.itemsize, TRITON_TYPES[dtype]
+    if count == 1 or bits * count > 64:
+        places = [f"{scaled(at, count)} + {first + i}" for i in range(count)]
+        return [lines.define(f"tl.load({pointer} + ({place}){mask})") for place in places]
+    words = f"{pointer}.to(tl.pointer_type(tl.int{bits * count}), bitcast=True)"
+    word = lines.define(f"tl.load({words} + ({at} + {first // count}){mask})")
+    return [
+        lines.define(f"({word} >> {bits * i}).to(tl.int{bits}).to({kind}, bitcast=True)")
+        for i in range(count)
+    ]
 
 
 def _joined(names: Sequence[str], count: int) -> str:
@@ -134,15 +126,3 @@ def _joined(names: Sequence[str], count: int) -> str:
         return f"tl.reshape({names[0]}, [{count}, 1])"
     even, odd = (_joined(names[k::2], count) for k in (0, 1))
     return f"tl.reshape(tl.join({even}, {odd}), [{count}, {len(names)}])"
-
-
-def _together(product: ProductKernel, depth: Depth, buffers: Mapping[str, Buffer]) -> int:
-    """How many neighbours a thread adds up: what it reads at once of the narrowest that weights are
-    made of, if a thread has so many."""
-    sizes = [
-        buffers[name].dtype.itemsize
-        for right, _ in product.rights
-        for name in product.weights_of(right.buffer)
-    ]
-    mine = max(1, prod(depth.blocks) // (32 * product.tiles.warps))
-    return gcd(mine, depth.blocks[-1], BYTES_AT_ONCE // min(BYTES_AT_ONCE, *sizes, 4))

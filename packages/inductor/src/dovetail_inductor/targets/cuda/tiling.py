@@ -15,7 +15,7 @@ from dovetail_inductor.loop_ir.handlers import count
 from dovetail_inductor.loop_ir.index import Indirect, Var
 from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.loop_ir.sizes import hint_of, is_multiple, is_symbolic
-from dovetail_inductor.scheduler.kernels import FusedKernel
+from dovetail_inductor.scheduler.kernels import FusedKernel, power_of_two
 from dovetail_inductor.targets.cuda.accesses import (
     SIDE,
     accesses,
@@ -47,13 +47,16 @@ class Axis:
     """One tile dimension: `vars` flattened, outermost first; `block` elements a program.
 
     `name` prefixes the names in the source: `x` for the row axis, `y` for a second one, `r` for
-    columns. `whole`: the blocks that are spoken of do not hang over the end.
+    columns. `whole`: the blocks that are spoken of do not hang over the end. `form`: the dimensions
+    that a block is laid out in, the same for all axes of a tiling, if it has no dimension of its
+    own: their lengths, and how far apart neighbours in each are along the axis (0: copies).
     """
 
     name: str
     vars: tuple[Var, ...]
     block: int
     whole: bool = False
+    form: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> int:
@@ -99,10 +102,19 @@ class Tiling:
     def shape(self, free: int) -> str:
         """The shape of a block that depends on the variables whose ids are in the bit set `free`,
         as text."""
-        sizes = [a.block if any(free >> v.id & 1 for v in a.vars) else 1 for a in self.axes]
+        axes = [(axis, any(free >> v.id & 1 for v in axis.vars)) for axis in self.axes]
+        sizes = [axis.block if has else 1 for axis, has in axes]
         if self.folds > 1 and sizes[-1] != 1:
             sizes[-2:] = [self.folds, sizes[-1] // self.folds]
+        if self.rank > len(self.axes):
+            forms = ([n if has or step == 0 else 1 for n, step in a.form] for a, has in axes)
+            sizes = [max(lengths) for lengths in zip(*forms, strict=True)]
         return f"[{', '.join(map(str, sizes))}]"
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of a block."""
+        return len(self.axes[-1].form) or len(self.axes) if self.axes else 0
 
     @property
     def accumulator_shape(self) -> str:
@@ -118,11 +130,6 @@ class Tiling:
     def programs(self) -> int:
         """Programs launched."""
         return self.pieces * prod(a.blocks for a in self.grid_axes)
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def choose(kernel: FusedKernel, buffers: Mapping[str, Buffer], shared: bool = False) -> Tiling:
