@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dovetail.size import EXTENSIONS, PACKAGES, as_text, measure
 
-MOST_LINES = 125_670
-MOST_LINES_OF_CORE = 113_544
+MOST_LINES = 125_525
+MOST_LINES_OF_CORE = 113_536
 
 
 def test_no_file_is_past_the_limit() -> None:
