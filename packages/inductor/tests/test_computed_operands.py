@@ -234,6 +234,17 @@ def test_few_rows_by_few_bits(name: str, rows: int) -> None:
     check(ReferenceExecutor(plan, launch_triton=run_in_interpreter)(*inputs), fn(*inputs), 1e-2)
 
 
+def test_a_row_between_words() -> None:
+    """That begins at an odd place of a tensor that does so, too."""
+    x = half(1, 512)[:, 5:]
+    _, (_, *weights), _ = CASES["four bits"]
+    plan = compiled(lambda x, w, s: four_bits(x[:, 3:259], w, s), (x, *weights))
+    (kernel,) = (k for k in plan.kernels if isinstance(k, TritonKernel))
+    assert "tl.dot(" not in kernel.source
+    got = ReferenceExecutor(plan, launch_triton=run_in_interpreter)(x, *weights)
+    check(got, four_bits(x[:, 3:259], *weights), 1e-2)
+
+
 def test_columns_deeper_than_a_program() -> None:
     inputs = (half(1, 40960), kept(EIGHT, 16, 40960), scale(16))
     plan = compiled(scaled_after, inputs)

@@ -13,8 +13,7 @@ from functools import partial
 from itertools import product as pairs
 from math import prod
 
-import torch
-
+from dovetail_inductor.loop_ir.loops import Buffer
 from dovetail_inductor.scheduler.kernels import ProductKernel
 from dovetail_inductor.targets.cuda.assemble import WAIT
 from dovetail_inductor.targets.cuda.axes import places_of, scaled
@@ -47,8 +46,8 @@ def multiply_rows(
         lines.text.append(WAIT)
 
     def read(row: int) -> list[str]:
-        first, dtype = row * left.stride[-2] + left.offset, emission.buffers[left.buffer].dtype
-        return _neighbours(lines, "p0", "kk", first, dtype, form.in_one, mask)
+        first = row * left.stride[-2] + left.offset
+        return _row(lines, emission.buffers[left.buffer], first, form.in_one, mask)
 
     read_now = read(0)  # before anything waits for weights
     computed = [(acc, column, compute()) for acc, column, compute in rights]
@@ -103,17 +102,16 @@ def _added(form: RowForm, row: Sequence[str], right: RightTiles) -> str:
     return f"tl.sum({sums} * {right.factor}, 3)" if right.factor else f"tl.sum({sums}, 3)"
 
 
-def _neighbours(
-    lines: Lines, pointer: str, at: str, first: int, dtype: torch.dtype, count: int, mask: str
-) -> list[str]:
-    """So many neighbours from `first` and `count` times the places `at` on: read as one word, so
-    that threads read words side by side, or one by one where that is too long."""
-    bits, kind = 8 * dtype.itemsize, TRITON_TYPES[dtype]
-    if count == 1 or bits * count > 64:
-        places = [f"{scaled(at, count)} + {first + i}" for i in range(count)]
-        return [lines.define(f"tl.load({pointer} + ({place}){mask})") for place in places]
-    words = f"{pointer}.to(tl.pointer_type(tl.int{bits * count}), bitcast=True)"
-    word = lines.define(f"tl.load({words} + ({at} + {first // count}){mask})")
+def _row(lines: Lines, buffer: Buffer, first: int, count: int, mask: str) -> list[str]:
+    """`count` neighbours of the row that begins at `first`, from `count` times each place on: read
+    as one word, so that threads read words side by side, or where it is none one by one."""
+    bits, kind = 8 * buffer.dtype.itemsize, TRITON_TYPES[buffer.dtype]
+    is_word = bits * count <= 64 and first % count == buffer.offset % count == 0
+    if count == 1 or not is_word:
+        places = [f"{scaled('kk', count)} + {first + i}" for i in range(count)]
+        return [lines.define(f"tl.load(p0 + ({place}){mask})") for place in places]
+    words = f"p0.to(tl.pointer_type(tl.int{bits * count}), bitcast=True)"
+    word = lines.define(f"tl.load({words} + (kk + {first // count}){mask})")
     return [
         lines.define(f"({word} >> {bits * i}).to(tl.int{bits}).to({kind}, bitcast=True)")
         for i in range(count)
