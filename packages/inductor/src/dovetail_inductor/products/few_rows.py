@@ -130,10 +130,9 @@ def multiply_few_rows(
 
 
 def read_early(graph: KernelGraph, memory: MemoryPlan) -> KernelGraph:
-    """Let products of one row read weights which no launch writes before the launches before have
+    """Let products by threads read weights which no launch writes before the launches before have
     ended."""
     written = set(memory.written_over.values()).union(*map(writes_of, graph.steps))
-
     steps: list[Step] = []
     for step in graph.steps:
         if isinstance(step, CombinedKernel):

@@ -33,9 +33,9 @@ def call(
     one."""
     named = kwargs or {}
     numpy = sys.modules.get("numpy")
-    if numpy is None or not any(
-        map(lambda real: type(real).__module__ == "numpy", (function, *args, *named.values()))
-    ):
+    # (NumPy's own functions are of classes of its own.)
+    kinds = map(type, (function, *args, *named.values()))
+    if numpy is None or not any(kind.__module__ == "numpy" for kind in kinds):
         return function(*args, **named)
     try:
         with numpy.errstate(all="raise"):

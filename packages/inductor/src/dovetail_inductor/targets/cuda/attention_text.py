@@ -14,7 +14,7 @@ from dovetail_inductor.loop_ir.expr import Constant, Expr, Load, walk
 from dovetail_inductor.loop_ir.handlers import interpret
 from dovetail_inductor.loop_ir.index import Var
 from dovetail_inductor.loop_ir.loops import Buffer, ExternCall, Strided
-from dovetail_inductor.scheduler.kernels import power_of_two
+from dovetail_inductor.scheduler.kernels import covering
 from dovetail_inductor.targets.cuda.assemble import EmittedKernel, KernelBody, assemble
 from dovetail_inductor.targets.cuda.body import Lines, Reads, ScoreEmitter
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
@@ -48,7 +48,7 @@ class AttentionText:
         self.batch, self.heads, self.m, self.d = self.q.shape
         self.n, self.e = self.v.shape[2:]
         self.groups = self.heads // self.k.shape[1]
-        self.wide_d, self.wide_e = (max(16, power_of_two(n)) for n in (self.d, self.e))
+        self.wide_d, self.wide_e = (covering(n) for n in (self.d, self.e))
 
     @property
     def loops(self) -> attention_loops.AttentionLoops:
@@ -182,7 +182,7 @@ class AttentionText:
     def rows(self, operand: Strided, head: str, position: str, down: bool = True) -> str:
         """A load of rows of q, k, v or a gradient: down the tile, or (turned) across it."""
         size, block = self.size_of(position)
-        wide = max(16, power_of_two(operand.shape[-1]))
+        wide = covering(operand.shape[-1])
         width = f"tl.arange(0, {wide}){'[None, :]' if down else '[:, None]'}"
         at, mask = position, "ymask" if position == "i" else "xmask"
         if ((position == "i") != self.across) != down:  # it stands the other way round
@@ -207,7 +207,7 @@ class AttentionText:
         if result is None:
             return
         real = result.shape[-1]
-        wide = max(16, power_of_two(real))
+        wide = covering(real)
         width = f"tl.arange(0, {wide})[None, :]"
         base, within = self.address(result, head, position, width)
         masks = ["ymask" if position == "i" else "xmask"] if self.hangs(position) else []
@@ -317,7 +317,7 @@ class AttentionText:
         line, count = "block", self.blocks(position)
         if self.loops.mask.free >> self.loops.vars[0].id & 1:
             line = f"(b * {self.blocks('j' if position == 'i' else 'i')} + block)"
-        at = self.lines.define(f"tl.arange(0, {max(16, power_of_two(count))})", "tile")
+        at = self.lines.define(f"tl.arange(0, {covering(count)})", "tile")
         place = f"{self.parameter(self.told)} + ({line} * {count} + {at})"
         some = self.lines.define(f"tl.load({place}, {at} < {count}, other=0) != 0", "some")
         first = self.lines.define(f"tl.min(tl.where({some}, {at}, {count}), 0) * {step}", "first")

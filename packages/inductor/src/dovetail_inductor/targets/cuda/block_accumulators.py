@@ -143,7 +143,7 @@ class Accumulators:
             if nest.with_index:
                 return self.lines.define(f"{accumulator.found}[1]{spread}.to(tl.int64)")
             return self.lines.define(f"{accumulator.found}[0]{spread}")
-        return self.lines.define(reduced(nest.reduction, acc, dtype, along) + spread)
+        return self.lines.define(_reduced(nest.reduction, acc, dtype, along) + spread)
 
     def _folded(self, nest: LoopNest, value: str) -> str:
         """The rows of a folded block reduced to one."""
@@ -153,7 +153,7 @@ class Accumulators:
             value = self.lines.define(f"tl.where({axis.mask}, {value}, {neutral})")
         dtype = nest.body.dtype
         assert nest.reduction is not None
-        return self.lines.define(reduced(nest.reduction, value, dtype, 0) + "[None, :]")
+        return self.lines.define(_reduced(nest.reduction, value, dtype, 0) + "[None, :]")
 
     def _block_shape(self) -> str:
         return self.tiling.shape(-1)
@@ -163,8 +163,8 @@ class Accumulators:
         assert nest.reduction is not None
         value = nest.reduction.identity(dtype)
         if literal_only:
-            return literal(value, dtype, self.tiling.rank)
-        one = literal(value, dtype, self.tiling.rank)
+            return literal(value, dtype, len(self.tiling.axes))
+        one = literal(value, dtype, len(self.tiling.axes))
         shape = self.tiling.accumulator_shape
         return one.replace(one[one.index("[") : one.index("]") + 1], shape, 1)
 
@@ -227,7 +227,7 @@ _COMBINING = {
 }  # fmt: skip
 
 
-def reduced(reduction: Reduction, value: str, dtype: torch.dtype, along: int) -> str:
+def _reduced(reduction: Reduction, value: str, dtype: torch.dtype, along: int) -> str:
     """A block reduced along a dimension, which the result does not have."""
     if dtype is torch.bool and not reduction.is_sum:
         kind = "max" if reduction.is_true_if_any else "min"

@@ -156,8 +156,8 @@ class BodyEmitter:
             for axis in self.masked_axes(load.mask.free):
                 if axis.mask not in conditions:
                     conditions.append(axis.mask)
-            offset = f"{offset} + {self._zeros(load.mask.free)}"
-        text = f"{self.reads.parameter(load.buffer)} + ({offset})"
+            offset += f" + {self._zeros(load.mask.free)}"
+        text = f"{self.reads.parameter(load.buffer)} + {offset}"
         if conditions:
             nothing = "0.0" if storage in EIGHT_BIT_FLOATS else "0"
             text += f", {' & '.join(conditions)}, other={nothing}"
@@ -230,13 +230,13 @@ class BodyEmitter:
         return f"tl.zeros({self.tiling.shape(free)}, tl.int32)"
 
     def _offset(self, index: Index, read: Callable[[Expr], str]) -> str:
-        """An index as text; what a loop over columns does not change is a sum of its own."""
+        """An index as text in parentheses: two sums, if a loop over columns changes only one."""
         turning = sum(1 << v.id for v in self.tiling.axes[-1].vars if self.tiling.looped)
         inner = tuple(t for t in index.terms if index_free(Index(0, (t,))) & turning)
         outer = Index(index.const, tuple(t for t in index.terms if t not in inner))
         if not inner or not outer.terms:
-            return self.index(index, read)
-        return f"{self.index(outer, read)}) + ({self.index(Index(0, inner), read)}"
+            return f"({self.index(index, read)})"
+        return f"({self.index(outer, read)}) + ({self.index(Index(0, inner), read)})"
 
     def index(self, index: Index, read: Callable[[Expr], str]) -> str:
         """An index as text over the names of the loop variables."""

@@ -19,7 +19,7 @@ from dovetail_inductor.targets.cuda.kernel import Emission
 from dovetail_inductor.targets.cuda.tiling import Axis, Tiling
 from dovetail_inductor.targets.cuda.triton_ops import TRITON_TYPES
 
-# How weights of one row are read, each once: the row shall stay in the cache that is next.
+# How threads read weights that they multiply, each once: rows shall stay in the nearest cache.
 ONCE = ', eviction_policy="evict_first"'
 # 1.5 * 2**23 as a number, and as the bits of a float32: what is added to these is added to that.
 MIDDLE, BITS_OF_MIDDLE = 3 << 22, 0x4B400000
@@ -31,8 +31,9 @@ MIDDLE_LINE = f"{MIDDLE_NAME} = {BITS_OF_MIDDLE} + (p0.to(tl.int64) >> 60).to(tl
 
 @dataclass(frozen=True)
 class TilePlace:
-    """Where a tile of a right matrix lies: its axes and where they begin, and its shape. Of one row
-    numbers are not rounded, and a factor that the last `inner` loops do not change is left out."""
+    """Where a tile of a right matrix lies: its axes and where they begin, and its shape. With
+    `inner` threads multiply it: its numbers are not rounded, and a factor that these loops do not
+    change is left out."""
 
     axes: tuple[Axis, ...]
     starts: tuple[str, ...]
@@ -92,7 +93,7 @@ def read_tiles(
     lines: Lines, product: ProductKernel, name: str, place: TilePlace, emission: Emission
 ) -> Callable[[], RightTiles]:
     """Read, in `lines`, what the tiles of the right matrix called `name` are made of that are
-    multiplied in one turn; what is given makes them of it: of its dtype, or for one row in float32.
+    multiplied in one turn; what is given makes them of it: of its dtype, or for threads in float32.
     `emission` is of the kernel."""
     operand, tiles = product.computed[name], product.tiles
     loops = (*operand.inner, *operand.columns)

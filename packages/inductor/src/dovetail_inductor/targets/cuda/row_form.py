@@ -1,4 +1,4 @@
-"""How the weights of a product of one row lie in the threads of a program."""
+"""How the weights of a product of few rows lie in the threads of a program."""
 
 from __future__ import annotations
 
